@@ -2,9 +2,9 @@
 
 A connection's TLS key needs a lease: evidence that the policy allows, and that the hardware bound to this key. The key
 is looked at after the handshake on the very connection, and again before each write, so that nothing is sent to a key
-without a lease, nor after its end. Evidence is asked for on a connection of its own that accepts this one key. So the
-rotation of keys, restarts and several servers behind one address work, and nothing is sent in between. The ordinary
-check of certificates stays on.
+without a lease, nor after its end. Evidence is asked for on a connection of its own, and counts for the key of that
+connection. So the rotation of keys, restarts and several servers behind one address work, and nothing is sent in
+between. The ordinary check of certificates stays on.
 
 Why not inside the handshake: evidence there can be relayed (CVE-2026-33697). Why not an exporter: Python has none.
 """
@@ -36,7 +36,7 @@ from milkglass.errors import AttestationError, Unreachable
 PATH = "/.well-known/milkglass-attestation"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
-ATTEMPTS = 3  # keys that may change under one request
+ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
 
 Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
 
@@ -134,13 +134,19 @@ class AttestedChannel:
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
-        self._asking: dict[bytes, asyncio.Lock] = {}
-        self._client = httpx2.AsyncClient(
-            base_url=policy.server, verify=self.context, trust_env=False,
-            headers={"Accept-Encoding": "identity"}, timeout=timeout or httpx2.Timeout(None, connect=10.0),
+        self._asking = asyncio.Lock()
+        self._timeout = timeout or httpx2.Timeout(None, connect=10.0)
+        self._client = self.connected()
+
+    def connected(self) -> httpx2.AsyncClient:
+        """Returns a client of the server, whose connections are admitted one by one."""
+        client = httpx2.AsyncClient(
+            base_url=self.policy.server, verify=self.context, trust_env=False, timeout=self._timeout,
+            headers={"Accept-Encoding": "identity"},
             limits=httpx2.Limits(max_connections=256, max_keepalive_connections=256),
         )  # fmt: skip
-        del self._client.headers["User-Agent"]
+        del client.headers["User-Agent"]
+        return client
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, its body unread. Close it.
@@ -159,7 +165,7 @@ class AttestedChannel:
                         f"{self.policy.server} cannot be reached ({type(error).__name__})", "is the server running?"
                     ) from error
         raise AttestationError(
-            "rotation", f"{self.policy.server} changed its key {ATTEMPTS} times under one request", "try again"
+            "rotation", f"{self.policy.server} showed another key each of {ATTEMPTS} times", "try again"
         )
 
     async def admitted(self, error: Exception) -> bool:
@@ -170,41 +176,63 @@ class AttestedChannel:
         return missing is not None
 
     async def admit(self, spki: bytes) -> None:
-        """Asks a key for evidence and grants it a lease. Raises AttestationError."""
-        async with self._asking.setdefault(spki, asyncio.Lock()):
+        """Asks for evidence and grants a lease to the key that gave it. Raises AttestationError.
+
+        Args:
+            spki: the key without a lease. Behind one address another server may answer; then this one is met again.
+        """
+        async with self._asking:
             if self.leases.live(spki):
                 return
             nonce = secrets.token_bytes(NONCE)
-            document = await self._evidence(spki, nonce)
-            verdict = self._verify(document, spki, nonce)
+            seen, document = await self._evidence(nonce)
+            verdict = self._verify(document, seen, nonce)
             self.verdicts(verdict)
             if not verdict.holds:
                 name, words = next(iter(verdict.refused.items()))
                 raise AttestationError(name, f"nothing was sent: {words}", "see `milkglass attest URL --policy POLICY`")
-            self.leases.grant(spki)
+            self.leases.grant(seen)
 
-    async def _evidence(self, spki: bytes, nonce: bytes) -> bytes:
-        """Returns what a key answers to a nonce, on a connection that accepts this key alone."""
-        context = admitting(lambda seen: seen == spki, self._authority)
-        async with httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client:
-            try:
-                async with client.stream("GET", f"{self.policy.server}{PATH}", params={"nonce": nonce.hex()}) as answer:
-                    if answer.status_code != 200:
-                        status = answer.status_code
-                        raise AttestationError("evidence", f"the server gives no evidence (status {status})")
-                    found = bytearray()
-                    async for part in answer.aiter_raw():
-                        found += part
-                        if len(found) > MAX_DOCUMENT:
-                            raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
-                    return bytes(found)
-            except (httpx2.TransportError, ssl.SSLError) as error:
-                if _no_lease(error) is not None:
-                    raise AttestationError("rotation", "another key answered than the one to be verified") from None
-                raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
+    async def _evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+        """Returns the key that answered to a nonce, and what it answered."""
+        try:
+            seen, document = await evidence_from(self.policy.server, nonce, self._authority)
+        except (httpx2.TransportError, ssl.SSLError) as error:
+            raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
+        return seen, document
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+async def evidence_from(server: str, nonce: bytes, authority: Path | None) -> tuple[bytes, bytes]:
+    """Asks a server for evidence on a connection of its own.
+
+    Returns:
+        SHA-256 of the connection's key, and the document.
+
+    Raises:
+        AttestationError: it gives none, or too much.
+    """
+    keys = list[bytes]()
+
+    def noted(spki: bytes) -> bool:
+        keys.append(spki)
+        return spki == keys[0]
+
+    context = admitting(noted, authority)
+    async with (
+        httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
+        client.stream("GET", f"{server}{PATH}", params={"nonce": nonce.hex()}) as answer,
+    ):
+        if answer.status_code != 200:
+            raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
+        found = bytearray()
+        async for part in answer.aiter_raw():
+            found += part
+            if len(found) > MAX_DOCUMENT:
+                raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
+    return keys[0], bytes(found)
 
 
 def verifier(

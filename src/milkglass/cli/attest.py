@@ -112,28 +112,22 @@ async def asked(url: str, authority: Path | None) -> bytes:
     import httpx2
 
     from milkglass.attest import channel
-    from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
+    from milkglass.attest.evidence import NONCE
     from milkglass.errors import Unreachable
 
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
-    seen, nonce = list[bytes](), secrets.token_bytes(NONCE)
-
-    def noted(spki: bytes) -> bool:
-        seen.append(spki)
-        return True
-
-    context = channel.admitting(noted, authority)
+    nonce = secrets.token_bytes(NONCE)
     try:
-        async with httpx2.AsyncClient(verify=context, trust_env=False, timeout=channel.EVIDENCE_SECONDS) as client:
-            answer = await client.get(f"{url.rstrip('/')}{channel.PATH}", params={"nonce": nonce.hex()})
+        seen, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority)
     except httpx2.TransportError as error:
         raise Unreachable(f"{url} cannot be reached ({type(error).__name__})", "is the server running?") from error
-    if answer.status_code != 200 or len(answer.content) > MAX_DOCUMENT:
-        raise AttestationError("evidence", f"{url} gives no evidence (status {answer.status_code})")
-    document = json.loads(answer.content)
-    stated = bytes.fromhex(str(document.get("spki", "")))
-    if stated != seen[0] or document.get("nonce") != nonce.hex():
+    try:
+        document = json.loads(raw)
+        named = document["spki"], document["nonce"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise AttestationError("evidence", f"{url} answers no evidence") from None
+    if named != (seen.hex(), nonce.hex()):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
     document["recorded"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     return json.dumps(document).encode()

@@ -1,0 +1,387 @@
+"""Nothing of a request reaches a key whose evidence was not verified on the connection that carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from milkglass.attest import channel as channels
+from milkglass.attest.channel import AttestedChannel, Leases, verifier
+from milkglass.attest.claims import Verdict
+from milkglass.attest.evidence import Evidence
+from milkglass.attest.front import key_of
+from milkglass.attest.policy import Policy, parse
+from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.errors import AttestationError, Unreachable
+
+SECRET = b"the patient's name is Keller"
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SECRET.decode()}]}).encode()
+
+
+# --- certificates of one authority, and servers that count ------------------------------------------------------------
+@dataclass(frozen=True)
+class Authority:
+    """An authority that the client trusts, and certificates of it for localhost."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    @property
+    def file(self) -> Path:
+        path = self.folder / "authority.pem"
+        if not path.is_file():
+            path.write_bytes(self._certificate("authority", self.key, True).public_bytes(Encoding.PEM))
+        return path
+
+    def issued(self, name: str) -> tuple[Path, Path]:
+        """A certificate and its key, as files."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate, file = self.folder / f"{name}.pem", self.folder / f"{name}.key"
+        certificate.write_bytes(self._certificate("localhost", key, False).public_bytes(Encoding.PEM))
+        file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return certificate, file
+
+    def _certificate(self, name: str, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
+        now = datetime.now(UTC).replace(tzinfo=None)
+        names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, "authority")]
+        builder = (
+            x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(authority, None), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )  # fmt: skip
+        if authority:
+            usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+            builder = builder.add_extension(usage, critical=True)
+        else:
+            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        return builder.sign(self.key, SHA256())
+
+
+Answer = Callable[[bytes, bytes], bytes]  # evidence for the SPKI of the certificate and a nonce
+
+
+@dataclass
+class Server:
+    """A TLS server that keeps what it received besides requests for evidence.
+
+    Attributes:
+        pairs: certificates and keys; each connection takes the next one.
+        evidence: what it answers to a nonce.
+        of_key: the bytes that each key received.
+    """
+
+    pairs: list[tuple[Path, Path]]
+    evidence: Answer
+    received: bytearray = field(default_factory=bytearray)
+    of_key: dict[bytes, int] = field(default_factory=dict)
+    asked: int = 0
+    port: int = 0
+    _connections: int = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Server]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.pairs[0])
+        contexts = []
+        for pair in self.pairs:
+            one = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            one.load_cert_chain(*pair)
+            contexts.append(one)
+
+        def chosen(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            number = (
+                min(self._connections, len(contexts) - 1) if len(contexts) < 3 else self._connections % len(contexts)
+            )
+            self._connections += 1
+            connection.context = contexts[number]
+            self._keys[id(connection)] = key_of(self.pairs[number][0])
+
+        self._keys: dict[int, bytes] = {}
+        context.sni_callback = chosen  # type: ignore[assignment]
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in [*self._tasks]:
+                task.cancel()
+
+    def __post_init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            spki = self._keys.get(id(writer.get_extra_info("ssl_object")), key_of(self.pairs[0][0]))
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                line = head.split(b"\r\n", 1)[0].decode()
+                if channels.PATH in line:
+                    self.asked += 1
+                    nonce = bytes.fromhex(line.split("nonce=")[1].split(" ")[0])
+                    answer = self.evidence(spki, nonce)
+                else:
+                    lengths = [
+                        one.split(b":")[1] for one in head.lower().split(b"\r\n") if one.startswith(b"content-l")
+                    ]
+                    self.received += head + await reader.readexactly(int(lengths[0]) if lengths else 0)
+                    self.of_key[spki] = self.of_key.get(spki, 0) + len(head)
+                    answer = b'{"ok": true}'
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+
+SOURCE = EvidenceSource(Software())
+
+
+def honest(spki: bytes, nonce: bytes) -> bytes:
+    return SOURCE.evidence(spki, nonce).document()
+
+
+def policy_for(port: int, lease: str = "15m") -> Policy:
+    text = f'version = 1\nserver = "https://localhost:{port}"\nlease = "{lease}"\nkinds = ["software"]\n'
+    return parse(text.encode(), "p.toml")
+
+
+@dataclass
+class Client:
+    """A channel whose verdicts are kept, with clocks that a test moves."""
+
+    channel: AttestedChannel
+    verdicts: list[Verdict]
+    now: list[float]
+    wall: list[float]
+
+    async def ask(self) -> bytes:
+        answer = await self.channel.send("POST", "/v1/chat/completions", {"content-type": "application/json"}, BODY)
+        try:
+            return await answer.aread()
+        finally:
+            await answer.aclose()
+
+
+@asynccontextmanager
+async def client(authority: Authority, port: int, lease: str = "15m") -> AsyncIterator[Client]:
+    policy, verdicts, now, wall = policy_for(port, lease), list[Verdict](), [0.0], [1_000.0]
+    leases = Leases(policy.lease_seconds, lambda: now[0], lambda: wall[0] + now[0])
+    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases)
+    try:
+        yield Client(channel, verdicts, now, wall)
+    finally:
+        await channel.close()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+# --- the scenes -------------------------------------------------------------------------------------------------------
+def test_evidence_is_asked_for_before_the_first_byte_and_once_a_lease(authority: Authority) -> None:
+    async def work() -> None:
+        async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            for _ in range(5):
+                assert await one.ask() == b'{"ok": true}'
+            assert server.asked == 1 and server.received.count(SECRET) == 5
+            assert [verdict.holds for verdict in one.verdicts] == [True]
+
+    asyncio.run(work())
+
+
+REFUSALS = {
+    "evidence relayed from the honest server": ("binding", lambda other: lambda spki, nonce: honest(other, nonce)),
+    "an old nonce replayed": ("binding", lambda other: lambda spki, nonce: honest(spki, bytes(32))),
+    "no evidence": ("evidence", lambda other: lambda spki, nonce: b"{}"),
+    "evidence that is no JSON": ("evidence", lambda other: lambda spki, nonce: b"\xff" * 100),
+    "too much evidence": ("size", lambda other: lambda spki, nonce: b" " * (11 << 20)),
+    "report data of zeros": (
+        "binding", lambda other: lambda spki, nonce: Evidence(
+            "software", b"milkglass software evidence 1" + bytes(64), {}, "milkglass", spki, nonce
+        ).document(),
+    ),
+    "evidence that nothing binds": (
+        "unbound", lambda other: lambda spki, nonce: Evidence(
+            "software", b"milkglass software evidence 1" + bytes(64)
+        ).document(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", REFUSALS)
+def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, authority: Authority) -> None:
+    reason, answer = REFUSALS[scene]
+    other = key_of(authority.issued("honest")[0])
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("mitm")], answer(other)).running() as server,
+            client(authority, server.port) as one,
+        ):
+            for _ in range(3):
+                with pytest.raises(AttestationError) as refused:
+                    await one.ask()
+                assert refused.value.reason == reason
+            assert not server.received and server.asked == 3
+
+    asyncio.run(work())
+
+
+def test_a_certificate_that_the_client_does_not_trust_is_not_asked(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other")
+
+    async def work() -> None:
+        async with Server([stranger.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            with pytest.raises(Unreachable):
+                await one.ask()
+            assert not server.received and not server.asked
+
+    asyncio.run(work())
+
+
+def test_a_key_that_rotates_is_verified_anew_and_an_impostor_is_not_sent_to(authority: Authority) -> None:
+    first, second, third = (authority.issued(name) for name in "abc")
+
+    async def rotated() -> None:
+        async with client(authority, await free_port()) as one:
+            port = int(one.channel.policy.server.rsplit(":", 1)[1])
+            for pair, answer, allowed in (
+                (first, honest, True), (second, honest, True), (third, lambda spki, nonce: b"{}", False)
+            ):  # fmt: skip
+                async with Server([pair], answer, port=port).running() as server:
+                    if allowed:
+                        assert await one.ask() == b'{"ok": true}' and server.asked == 1
+                        assert SECRET in server.received
+                    else:
+                        with pytest.raises(AttestationError):
+                            await one.ask()
+                        assert not server.received
+                await asyncio.sleep(0.05)
+
+    asyncio.run(rotated())
+
+
+async def free_port() -> int:
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = int(server.sockets[0].getsockname()[1])
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+def test_a_lease_ends_also_on_a_connection_that_is_open(authority: Authority) -> None:
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest).running() as server,
+            client(authority, server.port, "60s") as one,
+        ):
+            await one.ask()
+            one.now[0] += 59
+            await one.ask()
+            assert server.asked == 1
+            one.now[0] += 2
+            assert await one.ask() == b'{"ok": true}'
+            assert server.asked == 2, "on a new connection, or the old one: with new evidence"
+            server.evidence = lambda spki, nonce: b"{}"
+            one.now[0] += 61
+            before = len(server.received)
+            with pytest.raises(AttestationError):
+                await one.ask()
+            assert len(server.received) == before
+
+    asyncio.run(work())
+
+
+def test_leases_that_end_under_load_lose_nothing(authority: Authority) -> None:
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest).running() as server,
+            client(authority, server.port, "60s") as one,
+        ):
+
+            async def many() -> None:
+                for _ in range(10):
+                    assert await one.ask() == b'{"ok": true}'
+                    one.now[0] += 5
+
+            await asyncio.gather(*(many() for _ in range(8)))
+            assert server.received.count(SECRET) == 80 and server.asked >= 5
+
+    asyncio.run(work())
+
+
+def test_a_wall_clock_that_is_set_ends_every_lease(authority: Authority) -> None:
+    async def work() -> None:
+        async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            await one.ask()
+            for jump in (86_400.0, -200_000.0):
+                one.wall[0] += jump
+                await one.ask()
+            assert server.asked == 3
+
+    asyncio.run(work())
+
+
+def test_a_proxy_of_the_environment_sees_nothing(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        connections = list[bytes]()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(await reader.read(100))
+            writer.close()
+
+        proxy = await asyncio.start_server(listen, "127.0.0.1", 0)
+        for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            await one.ask()
+        proxy.close()
+        assert not connections
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_of_several_servers_behind_one_address_each_is_verified(count: int, authority: Authority) -> None:
+    pairs = [authority.issued(name) for name in "abc"[:count]]
+    bad = key_of(pairs[1][0])
+
+    def some(spki: bytes, nonce: bytes) -> bytes:
+        return b"{}" if spki == bad else honest(spki, nonce)
+
+    async def work() -> None:
+        async with Server(pairs, honest).running() as server, client(authority, server.port) as one:
+            for _ in range(6):
+                assert await one.ask() == b'{"ok": true}'
+                await one.channel._client.aclose()  # so that the next request has a connection of its own
+                one.channel._client = one.channel.connected()
+            assert server.asked <= 4 * count
+        async with Server(pairs, some).running() as server, client(authority, server.port) as one:
+            for _ in range(6):
+                with suppress(AttestationError):
+                    await one.ask()
+            assert not server.of_key.get(bad), "the one without evidence never received a request"
+
+    asyncio.run(work())
