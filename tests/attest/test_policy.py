@@ -1,0 +1,202 @@
+"""What a policy demands: an empty list allows nothing, and each weakness is refused by name unless it is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from milkglass.attest import policy as policies
+from milkglass.attest.claims import Verdict, VerifiedGpu, VerifiedMachine, proven, weak
+from milkglass.attest.evidence import verify
+from milkglass.attest.policy import WEAKNESSES, Policy, judge, parse
+from milkglass.errors import UsageError
+from tests.attest.samples import GPUS, SAMPLES
+
+HEAD = 'version = 1\nserver = "https://gpu.example:8420"\n'
+GENOA = (
+    HEAD
+    + """
+[sev-snp]
+products = ["Genoa"]
+tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}
+[[sev-snp.image]]
+launch = "LAUNCH"
+name = "the image"
+origin = "recomputed by me"
+[machine]
+pinned = ["MACHINE"]
+[accept]
+no-revocation = "no list here"
+unbound = "a recording"
+not-fresh = "a recording"
+"""
+)
+TDX = (
+    HEAD
+    + """
+[tdx]
+image = [{mrtd = "MRTD", rtmr1 = "RTMR1", rtmr2 = "RTMR2", name = "a domain", origin = "seen first today"}]
+[machine]
+pinned = ["MACHINE"]
+[accept]
+cached-keys = "the cloud's"
+smt = "the cloud's"
+dynamic-platform = "the cloud's"
+unbound = "a recording"
+not-fresh = "a recording"
+"""
+)
+
+
+def machine_of(name: str) -> VerifiedMachine:
+    return verify(SAMPLES[name].evidence, SAMPLES[name].time)[0]
+
+
+def bound_of(name: str) -> list[object]:
+    return list(verify(SAMPLES[name].evidence, SAMPLES[name].time)[2])
+
+
+def policy(text: str, machine: VerifiedMachine, **changes: str) -> Policy:
+    values = {"LAUNCH": machine.image.get("launch", "00"), "MACHINE": machine.machine,
+              **{name.upper(): value for name, value in machine.image.items()}}  # fmt: skip
+    for name, value in values.items():
+        text = text.replace(f'"{name}"', f'"{value}"')
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return parse(text.encode(), "p.toml")
+
+
+def verdict(name: str, text: str, gpus: list[VerifiedGpu] | None = None, **changes: str) -> Verdict:
+    machine = machine_of(name)
+    return judge(policy(text, machine, **changes), machine, gpus or [], bound_of(name))  # type: ignore[arg-type]
+
+
+def test_a_machine_of_the_policy_is_allowed_and_what_was_accepted_is_shown() -> None:
+    for name, text in (("Genoa", GENOA), ("TDX", TDX)):
+        found = verdict(name, text)
+        assert found.holds, found.refused
+        words = "\n".join(found.lines())
+        assert "the policy holds" in words and "accepted by the policy: not-fresh (a recording)" in words
+        assert "never tried on live" in words and "What an operator of the host still sees" in words
+        assert found.to_json()["holds"] is True and found.to_json()["attested"] is True
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('products = ["Genoa"]', 'products = ["Turin"]', "product"),
+        ('products = ["Genoa"]', "products = []", "product"),
+        ("snp = 23", "snp = 24", "old-tcb"),
+        ("microcode = 84", "microcode = 85", "old-tcb"),
+        ("tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}", "", "tcb"),
+        ('name = "the image"', 'name = "x"\norigin = "y"\n[[sev-snp.image]]\nlaunch = "00"\nname = "z"', ""),
+        ('no-revocation = "no list here"', "", "no-revocation"),
+        ('unbound = "a recording"', "", "unbound"),
+        ('not-fresh = "a recording"', "", "not-fresh"),
+    ],
+)
+def test_each_demand_refuses_by_its_name(old: str, new: str, reason: str) -> None:
+    found = verdict("Genoa", GENOA, **{old: new})
+    assert set(found.refused) == ({reason} if reason else set())
+
+
+def test_no_image_no_machine_and_no_section_allow_nothing() -> None:
+    machine = machine_of("Genoa")
+    other = replace(machine, image={"launch": "00" * 48}, machine="11" * 64)
+    rules = policy(GENOA, machine)
+    assert {"image", "machine"} <= set(judge(rules, other).refused)
+    assert "kind" in judge(parse(HEAD.encode(), "p"), machine).refused
+    assert "image" in judge(parse((HEAD + "[sev-snp]\n").encode(), "p"), machine).refused
+    free = parse(GENOA.replace('pinned = ["MACHINE"]', "").replace("LAUNCH", machine.image["launch"]).encode(), "p")
+    assert set(judge(free, machine, [], bound_of("Genoa")).refused) == {"first-use"}  # type: ignore[arg-type]
+    assert judge(free, machine, [], bound_of("Genoa"), {machine.machine: "2026-01-01"}).holds  # type: ignore[arg-type]
+    nameless = replace(machine, machine="")
+    assert "machine" in judge(rules, nameless).refused
+
+
+def test_intels_words_and_advisories_are_refused_unless_they_are_listed() -> None:
+    machine = machine_of("SGX")
+    text = HEAD + f'[sgx]\nimage = [{{mrenclave = "{machine.image["mrenclave"]}", name = "x", origin = "y"}}]\n'
+    found = judge(parse(text.encode(), "p"), machine, pinned={machine.machine: "now"})
+    status = "ConfigurationAndSWHardeningNeeded"
+    assert set(found.refused) == {"status", f"status {status}", "INTEL-SA-00289", "INTEL-SA-00615"}
+    text = text.replace("[sgx]\n", f'[sgx]\nstatus = ["UpToDate", "{status}"]\n')
+    text += '[accept]\nINTEL-SA-00289 = "mitigated"\nINTEL-SA-00615 = "mitigated"\n'
+    assert judge(parse(text.encode(), "p"), machine, pinned={machine.machine: "now"}).holds
+
+
+WEAK = {
+    "milan": "Milan", "debug": "Milan, debug", "vlek": "VLEK", "no-alias-check": "Milan", "smt": "TDX",
+    "cached-keys": "TDX", "dynamic-platform": "TDX", "no-revocation": "Genoa",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WEAKNESSES)
+def test_every_weakness_is_refused_by_its_name_and_accepted_with_a_reason(name: str) -> None:
+    machine = machine_of(WEAK.get(name, "Genoa"))
+    if name not in WEAK:
+        machine = replace(machine, claims=(weak("it", "it is weak", name),))
+    bare = parse(HEAD.encode(), "p")
+    assert name in judge(bare, machine).refused
+    accepting = parse((HEAD + f'[accept]\n{name} = "because"\n').encode(), "p")
+    found = judge(accepting, machine)
+    assert name not in found.refused and (name == "first-use" or found.accepted[name] == "because")
+
+
+def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
+    text = GENOA.replace("[machine]", '[nvidia]\ncount = 1\narchitectures = ["HOPPER"]\nNVIDIA\n[machine]')
+    text += 'relayable-gpu = "known"\n'
+    spt, ppcie = GPUS["Hopper on hold"].verified(), GPUS["Hopper"].verified()
+
+    def refused(gpus: list[VerifiedGpu], more: str) -> set[str]:
+        return set(verdict("Genoa", text, gpus, NVIDIA=more).refused)
+
+    assert refused([spt], "") == {"no-rim", "no-gpu-revocation"}
+    assert refused([spt], 'rim = "off"\nrevocation = "off"') == set()
+    assert refused([], 'rim = "off"\nrevocation = "off"') == {"gpu-count"}
+    assert refused([spt, ppcie], 'rim = "off"\nrevocation = "off"') == {"gpu-count", "gpu-mode-of-policy", "ppcie"}
+    assert refused([ppcie], 'modes = ["ppcie"]\nrim = "off"\nrevocation = "off"') == set()
+    blackwell = GPUS["Blackwell"].verified()
+    assert "architecture" in refused([blackwell], 'rim = "off"\nrevocation = "off"')
+    assert "gpu" in verdict("Genoa", GENOA, [spt]).refused, "GPUs without a section"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "version = 2", "version = 1", HEAD + "typo = 1", HEAD + "[sev-snp]\nprodcuts = []",
+        HEAD + '[sev-snp]\nproducts = ["Rome"]', HEAD + "[nvidia]\n", HEAD + "[nvidia]\ncount = 0",
+        HEAD + '[accept]\nmilann = "x"', HEAD + '[accept]\nmilan = ""', HEAD.replace("https", "http"),
+        HEAD + 'lease = "0m"', HEAD + 'lease = "15"', HEAD + '[machine]\npinned = ["xyz"]', "\xff", "a" * 70_000,
+        HEAD + '[[sev-snp.image]]\nlaunch = "00"\nname = "no origin"',
+    ],
+)  # fmt: skip
+def test_a_policy_with_a_fault_is_refused_with_the_name_of_the_entry(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse(text.encode("latin-1"), "p.toml")
+    assert "p.toml" in refused.value.message
+
+
+def test_a_policy_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing"):
+        policies.read(tmp_path / "missing.toml")
+
+
+def test_machines_are_pinned_once_and_a_damaged_lock_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    assert policies.read_lock(path) == {}
+    assert policies.pin(path, "aa" * 64) and policies.pin(path, "bb" * 64) and not policies.pin(path, "aa" * 64)
+    assert list(policies.read_lock(path)) == ["aa" * 64, "bb" * 64]
+    policies.lock_path(path).write_text("[[machine]\n")
+    with pytest.raises(UsageError, match="damaged"):
+        policies.read_lock(path)
+
+
+def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
+    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven("x", "y"),))
+    assert "kind" in judge(parse(GENOA.replace("LAUNCH", "00").replace("MACHINE", "00").encode(), "p"), machine).refused
+    found = judge(parse((HEAD + 'kinds = ["software"]\n').encode(), "p"), machine)
+    assert found.holds and not found.attested and found.lines()[0].startswith("NOT ATTESTED")
+    assert found.to_json()["attested"] is False
