@@ -33,7 +33,7 @@ from milkglass.attest.policy import Policy, judge
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
-PATH = "/.well-known/milkglass-attestation"
+PATH, RELEASE = "/.well-known/milkglass-attestation", "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
 ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn

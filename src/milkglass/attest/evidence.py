@@ -2,11 +2,12 @@
 
     {"milkglass_evidence": 1, "kind": "sev-snp", "evidence": BASE64, "collateral": {NAME: BASE64}, "form": "milkglass",
      "spki": HEX, "nonce": HEX, "gpus": [{"arch": ..., "evidence": BASE64, "certificate": BASE64}],
-     "references": [BASE64], "gpu_revocation": [BASE64], "recorded": "2026-11-26T12:00:00Z"}
+     "references": [BASE64], "gpu_revocation": [BASE64], "sealing": BASE64, "recorded": "2026-11-26T12:00:00Z"}
 
 Our own server binds its TLS key, our nonce and the GPUs' evidence into the report data:
 
-    report_data = SHA-512("milkglass attest 1" | SHA-256 of the SPKI | nonce | SHA-256 of the GPUs' evidence)
+    report_data = SHA-512("milkglass attest 1" | SHA-256 of the SPKI | nonce | SHA-256 of the GPUs' evidence
+                          | SHA-256 of the sealing key)
     nonce of each GPU = SHA-256("milkglass gpu 1" | SHA-256 of the SPKI | nonce)
 """
 
@@ -45,6 +46,7 @@ class Evidence:
         gpus: evidence, certificates and architecture of each.
         references: manifests of reference values.
         gpu_revocation: NVIDIA's lists and answers on revoked keys.
+        sealing: the key to which files are sealed (sealing.py); empty if the server takes none.
         recorded: when it was recorded.
     """
 
@@ -57,6 +59,7 @@ class Evidence:
     gpus: tuple[tuple[bytes, bytes, str], ...] = ()
     references: tuple[bytes, ...] = ()
     gpu_revocation: tuple[bytes, ...] = ()
+    sealing: bytes = b""
     recorded: str = ""
 
     @classmethod
@@ -79,6 +82,7 @@ class Evidence:
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
                 tuple(nvidia.decoded(one) for one in listed["gpus"]),
                 tuple(map(_bytes, listed["references"])), tuple(map(_bytes, listed["gpu_revocation"])),
+                _bytes(raw.get("sealing", "")),
                 str(raw.get("recorded", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -92,7 +96,7 @@ class Evidence:
             "collateral": {name: _text(one) for name, one in self.collateral.items()},
             "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
             "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
-            "recorded": self.recorded,
+            "sealing": _text(self.sealing), "recorded": self.recorded,
         }, indent=1).encode()  # fmt: skip
 
 
@@ -107,9 +111,14 @@ def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-def report_data(spki: bytes, nonce: bytes, gpus: bytes) -> bytes:
-    """Returns the 64 bytes that our server's hardware signs. `gpus`: SHA-256 over the GPUs' evidence."""
-    return hashlib.sha512(b"milkglass attest 1" + spki + nonce + gpus).digest()
+def report_data(spki: bytes, nonce: bytes, gpus: bytes, sealing: bytes) -> bytes:
+    """Returns the 64 bytes that our server's hardware signs.
+
+    Args:
+        gpus: SHA-256 over the GPUs' evidence.
+        sealing: the key to which files are sealed; empty if there is none.
+    """
+    return hashlib.sha512(b"milkglass attest 1" + spki + nonce + gpus + hashlib.sha256(sealing).digest()).digest()
 
 
 def gpu_nonce(spki: bytes, nonce: bytes) -> bytes:
@@ -161,7 +170,7 @@ def _binding(evidence: Evidence, machine: VerifiedMachine, spki: bytes, nonce: b
         digest = nvidia.digest([(raw, pem) for raw, pem, _ in evidence.gpus])
         if len(spki) != 32 or len(nonce) != NONCE:
             raise AttestationError("binding", "the evidence names no key or no nonce")
-        if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest)):
+        if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest, evidence.sealing)):
             raise AttestationError("binding", f"the hardware did not sign {where}, this nonce and these GPUs")
         if evidence.kind == "software":
             return [Claim("binding", "none", "operator states", f"{where} and our nonce are in the answer")]

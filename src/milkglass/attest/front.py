@@ -20,13 +20,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milkglass.attest import passthrough
-from milkglass.attest.channel import PATH, spki_of
+from milkglass.attest import passthrough, sealing
+from milkglass.attest.channel import PATH, RELEASE, spki_of
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_TYPE, QUIET
+from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, MilkglassError, Unreachable, UsageError
 
@@ -42,10 +43,17 @@ def key_of(certificate: Path) -> bytes:
 
 
 class Front:
-    """The application. `engine`: the address of the engine on this machine; None: evidence alone is given."""
+    """The application.
 
-    def __init__(self, source: EvidenceSource, spki: bytes, engine: str | None) -> None:
-        self.source, self.spki, self.engine = source, spki, engine
+    Attributes:
+        engine: the address of the engine on this machine. None: evidence alone is given.
+        vault: keeps files that are released to this machine. None: none are taken.
+    """
+
+    def __init__(
+        self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None
+    ) -> None:
+        self.source, self.spki, self.engine, self.vault = source, spki, engine, vault
         self.attested = not isinstance(source.hardware, Software)
         self._times: deque[float] = deque(maxlen=RATE)
         self._client: Any = None
@@ -61,6 +69,8 @@ class Front:
         routes = [Route(PATH, self.evidence)] + [
             Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()
         ]
+        if self.vault is not None:
+            routes.append(Route(RELEASE, self.release, methods=["POST"]))
         return Starlette(routes=routes, lifespan=running)
 
     def _headers(self) -> dict[str, str]:
@@ -80,6 +90,19 @@ class Front:
             answer.headers.update(self._headers())
             return answer
         return Response(found.document(), media_type=JSON_TYPE, headers=self._headers())
+
+    async def release(self, request: Request) -> Response:
+        """Keeps a file that was sealed to this machine."""
+        assert self.vault is not None
+        try:
+            name = sealing.require_name(request.query_params.get("name", ""))
+            sealed = await passthrough.body_of(request, sealing.MAX_FILE)
+            await run_in_threadpool(self.vault.open, sealed, name)
+        except MilkglassError as error:
+            answer = passthrough.error_answer(error)
+            answer.headers.update(self._headers())
+            return answer
+        return JSONResponse({"kept": name}, headers=self._headers())
 
     async def forward(self, request: Request) -> Response:
         """Hands a request to the engine, and its answer back, quietly if that is asked for."""

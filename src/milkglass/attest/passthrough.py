@@ -39,13 +39,13 @@ def allowed(request: Request) -> None:
         raise UsageError(f"{request.method} {path} is not handed on", f"paths: {', '.join(PATHS)}")
 
 
-async def body_of(request: Request) -> bytes:
-    """Returns a request's body. Raises UsageError if it is too long."""
+async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
+    """Returns a request's body. Raises UsageError if it has more than `most` bytes."""
     found = bytearray()
     async for part in request.stream():
         found += part
-        if len(found) > MAX_BODY:
-            raise UsageError(f"the body has more than {MAX_BODY:,} bytes", "send less at a time")
+        if len(found) > most:
+            raise UsageError(f"the body has more than {most:,} bytes", "send less at a time")
     return bytes(found)
 
 

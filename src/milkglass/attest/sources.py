@@ -164,19 +164,22 @@ class EvidenceSource:
     Attributes:
         hardware: signs the report data.
         gpus: give evidence of their own.
+        sealing: the key to which files are sealed; empty if none are taken.
         collateral: the makers' signed files, by name (`read_collateral`).
     """
 
     hardware: Hardware
     gpus: Gpus = NoGpus()
+    sealing: bytes = b""
     collateral: Mapping[str, bytes] = field(default_factory=dict)
 
     def evidence(self, spki: bytes, nonce: bytes) -> Evidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
         gpus = self.gpus.evidence(gpu_nonce(spki, nonce))
-        data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]))
+        data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
         kind, raw, more = self.hardware.report(data)
-        return with_collateral(Evidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus)), self.collateral)
+        found = Evidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
+        return with_collateral(found, self.collateral)
 
 
 def with_collateral(found: Evidence, files: Mapping[str, bytes]) -> Evidence:

@@ -163,3 +163,60 @@ def pin(
         typer.confirm(f"Pin the machine {machine.machine[:16]}... in {policies.lock_path(policy)}?", abort=True)
     added = policies.pin(policy, machine.machine)
     say(f"{policies.lock_path(policy)}: {'pinned' if added else 'was pinned before'}")
+
+
+@attests.command(short_help="Seal a key or a data set to a machine that the policy allows.")
+def release(
+    file: Annotated[Path, typer.Argument(help="The file, such as a key or rows.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="The server, such as https://gpu.example:8420.")],
+    policy: Policies,
+    name: Annotated[str | None, typer.Option(help="Its name there.  [default: the file's own]")] = None,
+    collateral: Collateral = None,
+    certificate: Authority = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send FILE to the job behind an address, sealed to a key that its hardware signed (HPKE, ML-KEM-768 with X25519).
+
+    Nothing is sent unless the policy holds. The job must have been started with `serve --attested --receive FOLDER`.
+    """
+    from milkglass.attest import channel as channels
+    from milkglass.attest import evidence, sealing, sources
+    from milkglass.attest import policy as policies
+
+    require_file(file, "give the file to be released")
+    called = sealing.require_name(name or file.name)
+    if (size := file.stat().st_size) > sealing.MAX_FILE:
+        raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE:,} are released", "split it")
+    rules = policies.read(policy)
+    if rules.server != to.rstrip("/"):
+        raise UsageError(f"--to is {to}, and the policy is for {rules.server}", "give the policy of this server")
+    known, files = policies.read_lock(policy), sources.read_collateral(collateral)
+    keys = list[bytes]()
+    judged_by_policy = channels.verifier(rules, known, files)
+
+    def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
+        verdict = judged_by_policy(document, spki, nonce)
+        keys.append(evidence.Evidence.parse(document).sealing)  # which the hardware signed, or the line before raises
+        return verdict
+
+    async def work() -> int:
+        channel = channels.AttestedChannel(
+            rules, verify, certificate, lambda verdict: note("\n".join(verdict.lines())),
+        )  # fmt: skip
+        try:
+            await channel.admit(b"")
+            if not keys[-1]:
+                raise AttestationError("sealing", f"{to} takes no files", "start it with --receive FOLDER")
+            sealed = sealing.seal(file.read_bytes(), keys[-1], called)
+            answer = await channel.send("POST", f"{channels.RELEASE}?name={called}", {}, sealed)
+            try:
+                await answer.aread()
+                return answer.status_code
+            finally:
+                await answer.aclose()
+        finally:
+            await channel.close()
+
+    if (status := asyncio.run(work())) != 200:
+        raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
+    emit(as_json, {"released": called, "to": to}, lambda: f"{called} is released to {to}")

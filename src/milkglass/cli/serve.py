@@ -74,6 +74,10 @@ def serve(
     collateral: Annotated[
         Path | None, typer.Option(help="With --attested: the makers' signed files, handed out with the evidence.")
     ] = None,
+    receive: Annotated[
+        Path | None,
+        typer.Option(help="With --attested: a folder for files that clients release to this machine, sealed to it."),
+    ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     if attested:
@@ -82,12 +86,13 @@ def serve(
             "--training-threads": training_threads,
         }  # fmt: skip
         refuse_unused("with --attested", only)
-        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral)
+        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, receive)
         return
-    refuse_unused(
-        "without --attested",
-        {"--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral},
-    )
+    of_attested = {
+        "--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral,
+        "--receive": receive,
+    }  # fmt: skip
+    refuse_unused("without --attested", of_attested)
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
     bases = tuple(map(_base_of, base_models or ()))
@@ -142,7 +147,10 @@ class FrontAddress:
     connections: Limits = Limits()
 
 
-def _attested(address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None) -> None:
+def _attested(
+    address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
+    receive: Path | None,
+) -> None:  # fmt: skip
     """Gives evidence for the TLS key, and hands requests to an engine on this machine."""
     if address.tls_certificate is None:
         raise UsageError(
@@ -154,14 +162,17 @@ def _attested(address: FrontAddress, engine: str | None, software: bool, gpus: b
         raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
+    from milkglass.attest.sealing import Vault
     from milkglass.attest.sources import EvidenceSource, NoGpus, Nvml, Software, Tsm, read_collateral
     from milkglass.server import process
 
     hardware = Software() if software else Tsm()
-    source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), read_collateral(collateral))
+    vault = None if receive is None else Vault.new(receive)
+    public = b"" if vault is None else vault.public
+    source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), public, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request
     if software:
         note(NOT_ATTESTED)
     process.prepare()
-    process.run(Front(source, spki, engine).app(), address, "serve --attested")
+    process.run(Front(source, spki, engine, vault).app(), address, "serve --attested")
