@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from milkglass.attest.claims import VerifiedGpu
-from milkglass.attest.evidence import Evidence
+from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.nvidia import decoded, verify
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "attestation"
@@ -36,19 +36,19 @@ class Sample:
         weak: the names of what is weak in it.
     """
 
-    evidence: Evidence
+    evidence: HardwareEvidence
     time: datetime
     reason: str = ""
     weak: frozenset[str] = frozenset()
     image: dict[str, str] = field(default_factory=dict)
 
 
-def snp(raw: bytes, key: bytes, chain: str) -> Evidence:
-    return Evidence("sev-snp", raw, {"key": key, "chain": content(chain)})
+def snp(raw: bytes, key: bytes, chain: str) -> HardwareEvidence:
+    return HardwareEvidence("sev-snp", raw, {"key": key, "chain": content(chain)})
 
 
-def intel(kind: str, raw: bytes, collateral: str | None) -> Evidence:
-    return Evidence(kind, raw, {} if collateral is None else {"intel": content(f"dcap-qvl/{collateral}")})  # type: ignore[arg-type]
+def intel(kind: str, raw: bytes, collateral: str | None) -> HardwareEvidence:
+    return HardwareEvidence(kind, raw, {} if collateral is None else {"intel": content(f"dcap-qvl/{collateral}")})  # type: ignore[arg-type]
 
 
 AZURE = json.loads(content("trustee/az-snp-vtpm-evidence-genoa.json"))

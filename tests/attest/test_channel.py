@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from milkglass.attest import channel as channels
 from milkglass.attest.channel import AttestedChannel, Leases, verifier
 from milkglass.attest.claims import Verdict
-from milkglass.attest.evidence import Evidence
+from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
 from milkglass.attest.sources import EvidenceSource, Software
@@ -217,12 +217,12 @@ REFUSALS = {
     "evidence that is no JSON": ("evidence", lambda other: lambda spki, nonce: b"\xff" * 100),
     "too much evidence": ("size", lambda other: lambda spki, nonce: b" " * (11 << 20)),
     "report data of zeros": (
-        "binding", lambda other: lambda spki, nonce: Evidence(
+        "binding", lambda other: lambda spki, nonce: HardwareEvidence(
             "software", b"milkglass software evidence 1" + bytes(64), {}, "milkglass", spki, nonce
         ).document(),
     ),
     "evidence that nothing binds": (
-        "unbound", lambda other: lambda spki, nonce: Evidence(
+        "unbound", lambda other: lambda spki, nonce: HardwareEvidence(
             "software", b"milkglass software evidence 1" + bytes(64)
         ).document(),
     ),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from milkglass.attest import chains, evidence, intel, nvidia, rim, sev_snp
 from milkglass.attest.claims import VerifiedGpu, VerifiedMachine
-from milkglass.attest.evidence import Evidence
+from milkglass.attest.evidence import HardwareEvidence
 from milkglass.errors import AttestationError
 from tests.attest import samples
 from tests.attest.samples import GPUS, SAMPLES, GpuSample, Sample, content, day
@@ -36,7 +36,7 @@ def test_a_processors_evidence_gives_its_verdict(name: str) -> None:
     machine, gpus, bound = evidence.verify(sample.evidence, sample.time)
     assert {one.weakness for one in (*machine.claims, *bound) if one.weakness} == sample.weak | ALWAYS
     assert not gpus and all(len(value) in (64, 96) for value in machine.image.values())
-    assert Evidence.parse(sample.evidence.document()) == sample.evidence
+    assert HardwareEvidence.parse(sample.evidence.document()) == sample.evidence
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -224,7 +224,7 @@ def test_no_bytes_do_anything_but_a_refusal(noise: bytes, at: int) -> None:
             lambda one: nvidia.verify(hopper.raw[:37] + one, hopper.chain, "HOPPER", None, [], [], samples.TODAY),
             lambda one: chains.certificates(one, "noise"),
             lambda one: rim.read(one, samples.TODAY),
-            Evidence.parse,
+            HardwareEvidence.parse,
         ):
             with pytest.raises(AttestationError):
                 check(raw)
@@ -239,7 +239,7 @@ def test_no_bytes_do_anything_but_a_refusal(noise: bytes, at: int) -> None:
 ))  # fmt: skip
 def test_no_json_does_anything_but_a_refusal(document: object) -> None:
     with pytest.raises(AttestationError):
-        Evidence.parse(json.dumps(document).encode())
+        HardwareEvidence.parse(json.dumps(document).encode())
 
 
 def test_documents_that_are_too_large_or_too_deep_are_refused() -> None:
@@ -253,7 +253,7 @@ def test_documents_that_are_too_large_or_too_deep_are_refused() -> None:
         gzip.compress(bytes(1 << 20)),
     ):
         with pytest.raises(AttestationError):
-            evidence.verify(Evidence.parse(bad), day("2025-06-25"))
+            evidence.verify(HardwareEvidence.parse(bad), day("2025-06-25"))
     many = content("virtee-sev/cert_chain_milan") * 20
     with pytest.raises(AttestationError) as refused:
         chains.certificates(many, "a chain")

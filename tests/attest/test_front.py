@@ -23,7 +23,7 @@ from starlette.routing import Route
 from milkglass.attest import evidence, passthrough, sealing, sev_snp
 from milkglass.attest.chains import certificates
 from milkglass.attest.channel import PATH, RELEASE
-from milkglass.attest.evidence import Evidence
+from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import RATE, STATE, Front
 from milkglass.attest.passthrough import PAD, QUIET, SLOT, filler, slots
 from milkglass.attest.sealing import Vault, seal
@@ -130,7 +130,7 @@ def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
         async with client(Front(SOFTWARE, SPKI)) as one:
             answer = await one.get(PATH, params={"nonce": NONCE.hex()})
             assert answer.headers[STATE] == "NOT ATTESTED"
-            found = Evidence.parse(answer.content)
+            found = HardwareEvidence.parse(answer.content)
             evidence.verify(found, TODAY, SPKI, NONCE)
             for spki, nonce in ((bytes(32), NONCE), (SPKI, bytes(32))):
                 with pytest.raises(AttestationError):
@@ -281,12 +281,12 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
 
     async def work() -> None:
         async with client(Front(source, SPKI, None, vault)) as one:
-            found = Evidence.parse((await one.get(PATH, params={"nonce": NONCE.hex()})).content)
+            found = HardwareEvidence.parse((await one.get(PATH, params={"nonce": NONCE.hex()})).content)
             assert found.sealing == vault.public
             evidence.verify(found, TODAY, SPKI, NONCE)
             swapped = json.loads(found.document()) | {"sealing": ""}
             with pytest.raises(AttestationError):
-                evidence.verify(Evidence.parse(json.dumps(swapped).encode()), TODAY, SPKI, NONCE)
+                evidence.verify(HardwareEvidence.parse(json.dumps(swapped).encode()), TODAY, SPKI, NONCE)
             sealed = sealing.seal(b"rows", found.sealing, "rows.jsonl")
             assert (await one.post(RELEASE, params={"name": "rows.jsonl"}, content=sealed)).json() == {
                 "kept": "rows.jsonl"

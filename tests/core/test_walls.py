@@ -39,7 +39,8 @@ ALLOWED = {
         " threat"
     ),
     "engines": "client models",
-    "proxy": "client engines rows server",
+    "attest": "",
+    "proxy": "attest client engines rows server",
     "monitor": "attacks audit client models proxy rows threat",
     "enclave": "client models noise rows sanitizers",
     "split": "audit client defences enclave hidden_states models noise rows server threat",
@@ -50,7 +51,7 @@ ALLOWED = {
     "compare": "attacks audit client defences experiments metrics models rows server server.spec threat",
     "demo": "audit client models",
     "cli": (
-        "attacks audit client compare demo enclave engines experiments federated gradient_defences hidden_states"
+        "attacks attest audit client compare demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
     ),
     "lab": (

@@ -36,6 +36,7 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
+from milkglass.attacks.records.sizes import Sizes
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
@@ -87,13 +88,14 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     HiddenWords(),
     FloatHoles(),
     SpanMembership(),
+    Sizes(),
     group="milkglass.attack",
     kind=Attack,
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
 ADDED = frozenset(
-    {"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling", "as-it-is"}
+    {"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling", "as-it-is", "sizes"}
 )
 
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from milkglass.attest import evidence
 from milkglass.attest.claims import Verdict
-from milkglass.attest.evidence import MAX_DOCUMENT, NONCE, Evidence
+from milkglass.attest.evidence import MAX_DOCUMENT, NONCE, HardwareEvidence
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
@@ -247,7 +247,7 @@ def verifier(
     """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        found = with_collateral(Evidence.parse(document), collateral or {})
+        found = with_collateral(HardwareEvidence.parse(document), collateral or {})
         machine, gpus, bound = evidence.verify(found, now(), spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 

@@ -33,7 +33,7 @@ SOFTWARE = b"milkglass software evidence 1"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class HardwareEvidence:
     """Evidence of a machine and its GPUs.
 
     Attributes:
@@ -127,7 +127,7 @@ def gpu_nonce(spki: bytes, nonce: bytes) -> bytes:
 
 
 def verify(
-    evidence: Evidence, now: datetime, spki: bytes | None = None, nonce: bytes | None = None
+    evidence: HardwareEvidence, now: datetime, spki: bytes | None = None, nonce: bytes | None = None
 ) -> tuple[VerifiedMachine, list[VerifiedGpu], list[Claim]]:
     """Verifies evidence as a whole.
 
@@ -163,7 +163,9 @@ def verify(
     return machine, gpus, _binding(evidence, machine, key, asked, live)
 
 
-def _binding(evidence: Evidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool) -> list[Claim]:
+def _binding(
+    evidence: HardwareEvidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool
+) -> list[Claim]:
     """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
     where = "the connection's key" if live else "the recorded key"
     if evidence.form == "milkglass":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from milkglass.attest.claims import Kind
-from milkglass.attest.evidence import SOFTWARE, Evidence, gpu_nonce, report_data
+from milkglass.attest.evidence import SOFTWARE, HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.nvidia import digest
 from milkglass.errors import AttestationError, UsageError
 
@@ -173,16 +173,16 @@ class EvidenceSource:
     sealing: bytes = b""
     collateral: Mapping[str, bytes] = field(default_factory=dict)
 
-    def evidence(self, spki: bytes, nonce: bytes) -> Evidence:
+    def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
         gpus = self.gpus.evidence(gpu_nonce(spki, nonce))
         data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
         kind, raw, more = self.hardware.report(data)
-        found = Evidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
+        found = HardwareEvidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
         return with_collateral(found, self.collateral)
 
 
-def with_collateral(found: Evidence, files: Mapping[str, bytes]) -> Evidence:
+def with_collateral(found: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
     manifests = [one for name, one in files.items() if name.startswith(REFERENCE)]
     revoked = [one for name, one in files.items() if name.startswith(GPU_REVOCATION)]

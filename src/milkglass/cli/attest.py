@@ -16,7 +16,7 @@ from milkglass.errors import AttestationError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.attest.claims import Verdict
-    from milkglass.attest.evidence import Evidence
+    from milkglass.attest.evidence import HardwareEvidence
     from milkglass.attest.policy import Policy
 
 POLICY_HELP = "What you demand of the server, in TOML (docs/attested.md)."
@@ -77,7 +77,7 @@ def check(
         if at is not None:
             raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
         document = asyncio.run(asked(str(url), certificate))
-    found = sources.with_collateral(evidence.Evidence.parse(document), sources.read_collateral(collateral))
+    found = sources.with_collateral(evidence.HardwareEvidence.parse(document), sources.read_collateral(collateral))
     now = datetime.now(UTC) if at is None else evidence.time_of(at)
     if replay is not None and at is None and found.recorded:
         note(f"judged by the time now; --at {found.recorded[:10]} judges by when it was recorded")
@@ -89,7 +89,7 @@ def check(
         raise typer.Exit(AttestationError.exit_code)
 
 
-def judged(found: Evidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
+def judged(found: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
     """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted."""
     from milkglass.attest import evidence
     from milkglass.attest.claims import Verdict
@@ -150,7 +150,7 @@ def pin(
 
     rules = policies.read(policy)
     document = asyncio.run(asked(url, certificate))
-    found = sources.with_collateral(evidence.Evidence.parse(document), sources.read_collateral(collateral))
+    found = sources.with_collateral(evidence.HardwareEvidence.parse(document), sources.read_collateral(collateral))
     machine, gpus, bound = evidence.verify(found, datetime.now(UTC))
     if not machine.machine:
         raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")
@@ -196,7 +196,9 @@ def release(
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         verdict = judged_by_policy(document, spki, nonce)
-        keys.append(evidence.Evidence.parse(document).sealing)  # which the hardware signed, or the line before raises
+        keys.append(
+            evidence.HardwareEvidence.parse(document).sealing
+        )  # which the hardware signed, or the line before raises
         return verdict
 
     async def work() -> int:

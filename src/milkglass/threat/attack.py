@@ -117,6 +117,7 @@ _MISSING: Mapping[str, str] = {
     "answers": "the server did not choose its answers",
     "lengths": "the attacker does not know how long the texts are",
     "noise": "the attacker does not know what noise was added, if any was",
+    "recordings": "the attacker has no recordings of requests of its own",
 }
 
 

@@ -14,7 +14,7 @@ NO_BELIEF = -1  # a guess that names no public id
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack believes. Exactly one of the first four fields is set.
+    """What an attack believes. Exactly one of the first five fields is set.
 
     Attributes:
         table: (n, k) the public ids that each scrambled id may stand for, the likeliest first, NO_BELIEF where there is
@@ -22,6 +22,8 @@ class Guess:
         running: (total, k) the public ids of each token that was sent. For an attack that reads places.
         bags: the set of public ids of each text. For an attack that reads no order.
         texts: public ids of whole texts, as many as each batch of `Gradients` has, in any order.
+        topics: (b,) the topic of each answer, for an attack that sees only sizes and times.
+        token_lengths: beside `topics`, of each answer the bytes of each token. None: that is not guessed.
         chances: (total, k + 1) the probability of each token in `running`; the last column is that of any other token,
             times its weight.
         weights: (n,) the weight of each public id that is not listed. None: all weigh 1.
@@ -31,12 +33,16 @@ class Guess:
     running: Ids | None = None
     bags: tuple[Ids, ...] | None = None
     texts: Sequences | None = None
+    topics: Ids | None = None
+    token_lengths: Sequences | None = None
     chances: NDArray[np.float64] | None = None
     weights: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.table, self.running, self.bags, self.texts)) != 1:
-            raise ValueError("a guess is about ids, about places, about bags of words or about whole texts")
+        if sum(one is not None for one in (self.table, self.running, self.bags, self.texts, self.topics)) != 1:
+            raise ValueError(
+                "a guess is about ids, about places, about bags of words, about whole texts or about topics"
+            )
         if self.chances is not None:
             total, k = (0, 0) if self.running is None else self.running.shape
             if self.chances.shape != (total, k + 1):

@@ -14,7 +14,7 @@ from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.observations import Activations
+from milkglass.threat.observations import Activations, Records
 from milkglass.threat.training_step import SharedStep
 
 T = TypeVar("T")
@@ -86,6 +86,21 @@ class Candidates:
         return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
 
 
+@dataclass(frozen=True)
+class Recordings:
+    """Encrypted answers that an attacker requested, of which it knows everything.
+
+    Attributes:
+        records: what crossed.
+        topics: (b,) the topic of each answer.
+        lengths: of each answer the bytes of each token. None: that is not known.
+    """
+
+    records: Records
+    topics: Ids
+    lengths: Sequences | None = None
+
+
 def required(value: T | None) -> T:
     """Returns a field of the knowledge that an attack assumes. Raises UsageError if it is None."""
     if value is None:
@@ -120,6 +135,7 @@ class Knowledge:
         lengths: (b,) the number of tokens, special ones too, of each text behind the gradients.
         noise: the noise that is added to what is sent.
         answers: the public ids of each answer, in order, if the server chose its text.
+        recordings: encrypted answers of the same service to requests of the attacker's own.
     """
 
     public_model: Model | None = None
@@ -138,6 +154,7 @@ class Knowledge:
     lengths: Ids | None = None
     noise: AddedNoise | None = None
     answers: Sequences | None = None
+    recordings: Recordings | None = None
 
     def tokens(self, size: int) -> int:
         """Returns the number of public ids, or n' = `size` if the public model is not known."""

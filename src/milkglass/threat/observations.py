@@ -19,7 +19,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 
 
-class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no other
+class Observation(abc.ABC):  # noqa: B024 - a closed family: these six, and no other
     """One kind of data that the server holds or receives."""
 
 
@@ -95,6 +95,19 @@ class Outputs(Observation):
 
     ids: Sequences
     prompts: Sequences | None = None
+
+
+@dataclass(frozen=True)
+class Records(Observation):
+    """Encrypted answers, as anybody on the way sees them: how large their records are, and when they come.
+
+    Attributes:
+        sizes: of each answer the bytes of each record.
+        times: of each answer the milliseconds from the request to each record.
+    """
+
+    sizes: Sequences
+    times: Sequences
 
 
 Kind = TypeVar("Kind", bound=Observation)

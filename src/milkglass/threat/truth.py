@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics import recovery
-from milkglass.metrics.interval import Interval
+from milkglass.metrics.interval import Interval, ratio
 from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -36,6 +36,8 @@ class Truth:
         origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None: each
             token was sent in its own place.
         batches: how many texts were behind each of the gradients. None: one behind each.
+        topics: (b,) the topic of each answer, where only sizes and times are seen.
+        token_lengths: of each answer the bytes of each token.
     """
 
     inverse: Ids
@@ -46,6 +48,8 @@ class Truth:
     original: Sequences | None = None
     origin: Ids | None = None
     batches: Ids | None = None
+    topics: Ids | None = None
+    token_lengths: Sequences | None = None
 
     @property
     def tokens(self) -> Sequences:
@@ -98,8 +102,11 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
         ordinary id of the table once, sent or not. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
         recall and F1 of sets of words. Whole texts are assigned to the true texts of their batch so that most tokens
-        are right. ROUGE and METEOR compare texts as `truth.read` gives them.
+        are right. ROUGE and METEOR compare texts as `truth.read` gives them. "topics" is the share of answers whose
+        topic is right, "token lengths" the share of tokens whose length is.
     """
+    if guess.topics is not None:
+        return Recovery(_of_answers(guess.topics, guess.token_lengths, truth, rng))
     sent = truth.tokens
     counted = truth.ordinary[sent.ids]
     if guess.bags is not None:
@@ -125,3 +132,15 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         Sequences(best, sent.lengths).kept(counted & (best != NO_BELIEF)), sent.kept(counted), truth.read, rng
     )
     return Recovery(measures)
+
+
+def _of_answers(topics: Ids, lengths: Sequences | None, truth: Truth, rng: np.random.Generator) -> dict[str, Interval]:
+    """Returns the share of answers whose topic is right, and that of tokens whose length is. Answers are resampled."""
+    assert truth.topics is not None
+    measures = {"topics": ratio((topics == truth.topics).astype(np.float64), np.ones(len(topics)), rng)}
+    if lengths is not None and truth.token_lengths is not None:
+        pairs = list(zip(lengths, truth.token_lengths, strict=True))
+        right = [float((one[: len(other)] == other[: len(one)]).sum()) for one, other in pairs]
+        counts = [float(max(len(one), len(other))) for one, other in pairs]
+        measures["token lengths"] = ratio(np.array(right), np.array(counts), rng)
+    return measures

@@ -1,0 +1,297 @@
+"""What sizes and times of encrypted answers tell: real answers of SmolLM2, through a real TLS connection.
+
+    python bench/sizes.py FOLDER        FOLDER: where answers are kept; writes recipes/results/sizes.json
+
+500 answers of at most 40 tokens to questions on five topics are generated once. An engine then streams them token by
+token, with pauses of 10 ms (with noise), behind `serve --attested` with the software stand-in; a client asks for them,
+and a relay between both notes the TLS records. Half of the answers are the attacker's own recordings. Control: the
+topics of these are shuffled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from milkglass import files
+from milkglass.attacks.records.sizes import Sizes
+from milkglass.attest import passthrough
+from milkglass.attest.front import Front
+from milkglass.attest.passthrough import QUIET
+from milkglass.attest.relay import RecordRelay
+from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.experiments.runs import now
+from milkglass.metrics.interval import Interval
+from milkglass.models.resolve import resolve
+from milkglass.sequences import Sequences
+from milkglass.server.process import WebServer
+from milkglass.server.settings import Limits
+from milkglass.threat.budget import Budget
+from milkglass.threat.knowledge import Knowledge, Recordings
+from milkglass.threat.observations import Records, Transcript
+from milkglass.threat.truth import Truth, score
+
+OUT = Path(__file__).parents[1] / "recipes" / "results" / "sizes.json"
+EACH, TOKENS, PAUSE = 100, 40, 0.010
+TOPICS = {
+    "medicine": "Describe the symptoms and the treatment of {}.",
+    "cooking": "Give me a short recipe for {}.",
+    "law": "Explain what the law says about {}.",
+    "travel": "What should a visitor see and do in {}?",
+    "programming": "Write a small Python function for {}.",
+}
+THINGS = {
+    "medicine": (
+        "asthma",
+        "a broken arm",
+        "the flu",
+        "diabetes",
+        "migraine",
+        "eczema",
+        "anaemia",
+        "gout",
+        "measles",
+        "a burn",
+    ),
+    "cooking": (
+        "lentil soup",
+        "pancakes",
+        "apple pie",
+        "fried rice",
+        "pesto",
+        "goulash",
+        "bread",
+        "salsa",
+        "curry",
+        "scones",
+    ),
+    "law": ("theft", "divorce", "copyright", "a lease", "privacy", "fraud", "taxes", "a will", "libel", "contracts"),
+    "travel": ("Rome", "Kyoto", "Lima", "Oslo", "Cairo", "Delhi", "Prague", "Nairobi", "Quebec", "Seville"),
+    "programming": (
+        "sorting",
+        "primes",
+        "a queue",
+        "reading a file",
+        "dates",
+        "JSON",
+        "a cache",
+        "hashing",
+        "graphs",
+        "regex",
+    ),
+}
+
+
+def generated(folder: Path) -> list[dict[str, Any]]:
+    """The answers: topic, and the text of each token."""
+    path = folder / "answers.json"
+    if path.is_file():
+        return list(json.loads(path.read_text("utf-8")))
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(resolve("demo:smollm2"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve("demo:smollm2"), padding_side="left")
+    torch.manual_seed(0)
+    found = []
+    for number, (topic, question) in enumerate(TOPICS.items()):
+        asked = [question.format(thing) for thing in THINGS[topic]]
+        turns = [[{"role": "user", "content": one}] for one in asked]
+        chats = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in turns]
+        batch = tokenizer(chats * (EACH // len(chats)), return_tensors="pt", padding=True)
+        with torch.inference_mode():
+            out = model.generate(**batch, max_new_tokens=TOKENS, do_sample=True, temperature=0.8, top_p=0.95,
+                                 pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+        for row in out[:, batch["input_ids"].shape[1] :].tolist():
+            ids = row[: row.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in row else row
+            found.append({"topic": number, "tokens": [tokenizer.decode([one]) for one in ids] or ["."]})
+    files.private_dir(folder)
+    path.write_text(json.dumps(found), "utf-8")
+    return found
+
+
+def engine(answers: list[dict[str, Any]]) -> Starlette:
+    """Streams answer N as vLLM does, an event a token."""
+    rng = np.random.default_rng(0)
+
+    async def chat(request: Request) -> Response:
+        body = await request.json()
+        tokens = answers[int(body["messages"][0]["content"])]["tokens"]
+
+        async def parts() -> AsyncIterator[bytes]:
+            for one in tokens:
+                await asyncio.sleep(PAUSE * float(rng.lognormal(0, 0.2)))
+                choice = {"index": 0, "delta": {"content": one}, "logprobs": None, "finish_reason": None}
+                event = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "m",
+                         "choices": [choice]}  # fmt: skip
+                yield b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(parts(), media_type="text/event-stream")
+
+    return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+
+
+async def recorded(answers: list[dict[str, Any]], folder: Path, quiet: str | None) -> tuple[Records, float]:
+    """Asks for every answer through TLS. Returns what the relay noted, and the seconds that it took."""
+    certificate, key = certificate_of(folder)
+    front = Front(EvidenceSource(Software()), bytes(32), "http://engine")
+    app = front.app()
+
+    class Address:
+        host, port, connections = "127.0.0.1", 0, Limits()
+        tls_certificate, tls_key = certificate, key
+
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = WebServer(app, Address(), Limits())  # type: ignore[arg-type]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.05)
+    front._client = httpx2.AsyncClient(transport=Streaming(engine(answers)), base_url="http://engine")
+    recorder = RecordRelay("127.0.0.1", listener.getsockname()[1])
+    begun = time.monotonic()
+    records = []
+    async with recorder.running() as port, httpx2.AsyncClient(verify=str(certificate), timeout=60) as client:
+        for number in range(len(answers)):
+            recorder.answers.clear()
+            body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"{number:03}"}]}
+            headers = {} if quiet is None else {QUIET: quiet}
+            sent = json.dumps(body).encode()
+            answer = await client.post(f"https://localhost:{port}/v1/chat/completions", headers=headers,
+                                       content=sent if quiet is None else passthrough.padded(sent))  # fmt: skip
+            answer.raise_for_status()
+            records.append([one for part in recorder.answers for one in part])
+    took = time.monotonic() - begun
+    server.should_exit = True
+    await task
+    sizes = Sequences.of(np.array([size for size, _ in one], np.int64) for one in records)
+    times = Sequences.of(np.array([1000 * at for _, at in one], np.int64) for one in records)
+    return Records(sizes, times), took
+
+
+class Streaming(httpx2.ASGITransport):
+    """Hands an application's answer on part by part, which httpx2's own transport collects first."""
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(app)
+        self._app = app
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        head: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        body = await request.aread()
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
+                 "path": request.url.path, "raw_path": request.url.raw_path, "query_string": b"", "root_path": "",
+                 "scheme": "http", "headers": [(k.lower(), v) for k, v in request.headers.raw],
+                 "server": ("engine", 80), "client": ("127.0.0.1", 1)}  # fmt: skip
+        asked = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if asked:
+                await asyncio.sleep(3_600)
+            asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                head.set_result(message)
+            elif message.get("body"):
+                await queue.put(message["body"])
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                await queue.put(None)
+
+        task = asyncio.create_task(self._app(scope, receive, send))  # type: ignore[arg-type]
+        start = await head
+
+        class Stream(httpx2.AsyncByteStream):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                while (part := await queue.get()) is not None:
+                    yield part
+
+            async def aclose(self) -> None:
+                task.cancel()
+
+        return httpx2.Response(start["status"], headers=start["headers"], stream=Stream())
+
+
+def certificate_of(folder: Path) -> tuple[Path, Path]:
+    import subprocess
+
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    if not certificate.is_file():
+        options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=localhost".split()
+        names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(
+            ["openssl", *options, *names],
+             "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    return certificate, key
+
+
+def attacked(records: Records, topics: np.ndarray, lengths: Sequences, shuffled: bool) -> dict[str, Interval]:
+    """Half of the answers are the attacker's recordings, the other half is read."""
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(topics))
+    own, asked = order[: len(order) // 2], order[len(order) // 2 :]
+
+    def part(which: np.ndarray) -> Records:
+        return Records(*(Sequences.of(list(one)[i] for i in which) for one in (records.sizes, records.times)))
+
+    def tokens(which: np.ndarray) -> Sequences:
+        return Sequences.of(list(lengths)[i] for i in which)
+
+    labels = rng.permutation(topics[own]) if shuffled else topics[own]
+    knowledge = Knowledge(recordings=Recordings(part(own), labels, tokens(own)))
+    guess = Sizes()(Transcript((part(asked),), 1), knowledge, Budget(600), np.random.default_rng(0))
+    nothing = np.zeros(1, np.bool_)
+    truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]), topics=topics[asked],
+                  token_lengths=tokens(asked))  # fmt: skip
+    return score(guess, truth, rng).measures
+
+
+def shown(one: Interval) -> list[float]:
+    """A share in percent, and its interval."""
+    return [round(100 * part, 1) for part in (one.value, one.low, one.high)]
+
+
+def main(folder: Path) -> None:
+    answers = generated(folder)
+    topics = np.array([one["topic"] for one in answers])
+    lengths = Sequences.of(
+        np.array([len(json.dumps(token, ensure_ascii=False).encode()) - 2 for token in one["tokens"]], np.int64)
+        for one in answers
+    )
+    result: dict[str, Any] = {"made": now(), "answers": len(answers), "topics": len(TOPICS), "ways": {}}
+    for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
+        records, took = asyncio.run(recorded(answers, folder, quiet))
+        measured = {
+            "attack": attacked(records, topics, lengths, False),
+            "control": attacked(records, topics, lengths, True),
+        }
+        result["ways"][name] = {
+            "seconds an answer": round(took / len(answers), 3),
+            "bytes an answer": round(float(records.sizes.ids.sum()) / len(answers)),
+            **{kind: {name: shown(one) for name, one in found.items()} for kind, found in measured.items()},
+        }  # fmt: skip
+        print(name, json.dumps(result["ways"][name]), flush=True)
+    files.write(OUT, json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

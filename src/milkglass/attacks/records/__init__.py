@@ -1,0 +1,1 @@
+"""Attacks on what an encrypted connection shows: sizes and times."""

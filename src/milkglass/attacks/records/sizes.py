@@ -1,0 +1,76 @@
+"""Reads the topic of an encrypted answer, and the lengths of its tokens, from the sizes and times of its records.
+
+    McDonald and Bar Or 2025, "Whisper Leak" (arXiv 2511.03675): topics of streamed answers, by a classifier
+    Weiss, Ayzenshteyn, Amit and Mirsky 2024, "What Was Your Prompt?" (USENIX Security): lengths of tokens
+
+A server that streams sends a record for each event, whose size is that of the token and of what stands around it. The
+attacker has recordings of its own requests on the same topics. Features of an answer are the number and the sum of its
+records, their quantiles, a histogram of sizes over those that occur in the recordings, and the first records and pauses
+in their order. A forest of trees is fitted to the recordings. A token's length is its record's size less the commonest
+difference between sizes and lengths in the recordings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Cost
+from milkglass.threat.budget import Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge, Recordings, required
+from milkglass.threat.observations import Records, Transcript
+
+FIRST, BINS, TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
+QUANTILES = np.linspace(0, 1, 9)
+
+
+@dataclass(frozen=True)
+class Sizes(Attack):
+    """The attack."""
+
+    name = "sizes"
+    title = "Topics from the sizes and times of encrypted answers"
+    cost = Cost(20.0, tokens=0)
+    paper = papers.ours("Sizes and times of encrypted answers tell their topics, and lengths of tokens")
+    sees = frozenset({Records})
+    assumes = frozenset({"recordings"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        from sklearn.ensemble import ExtraTreesClassifier
+
+        known, (seen, *_) = required(knowledge.recordings), transcript.all(Records)
+        edges = np.unique(np.quantile(known.records.sizes.ids, np.linspace(0, 1, BINS)))
+        forest = ExtraTreesClassifier(TREES, random_state=int(rng.integers(2**31)))
+        forest.fit(features(known.records, edges), known.topics)
+        lengths = None if known.lengths is None else token_lengths(seen, known)
+        return Guess(topics=forest.predict(features(seen, edges)).astype(np.int64), token_lengths=lengths)
+
+
+def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns (b, f) the features of answers. `edges`: of the histogram of sizes."""
+    return np.array([_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)])
+
+
+def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    pauses = np.diff(times, prepend=0)
+    if not len(sizes):
+        sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
+    first = [np.pad(one[:FIRST], (0, max(0, FIRST - len(one)))) for one in (sizes, pauses)]
+    whole = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
+    return np.concatenate([whole, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
+
+
+def token_lengths(seen: Records, known: Recordings) -> Sequences:
+    """Returns of each answer the bytes of each token, if each record holds one token."""
+    assert known.lengths is not None
+    pairs = list(zip(known.records.sizes, known.lengths, strict=True))
+    same = [one - other for one, other in pairs if len(one) == len(other)]
+    gaps = np.concatenate(same or [one[: len(other)] - other[: len(one)] for one, other in pairs])
+    values, counts = np.unique(gaps, return_counts=True)
+    return Sequences.of(np.maximum(sizes - values[counts.argmax()], 0) for sizes in seen.sizes)
