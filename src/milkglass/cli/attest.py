@@ -196,9 +196,8 @@ def release(
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         verdict = judged_by_policy(document, spki, nonce)
-        keys.append(
-            evidence.HardwareEvidence.parse(document).sealing
-        )  # which the hardware signed, or the line before raises
+        # The hardware signed the key, or the line before raises
+        keys.append(evidence.HardwareEvidence.parse(document).sealing)
         return verdict
 
     async def work() -> int:
