@@ -234,10 +234,10 @@ def certificate_of(folder: Path) -> tuple[Path, Path]:
 
     certificate, key = folder / "cert.pem", folder / "key.pem"
     if not certificate.is_file():
-        options = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30", "-subj", "/CN=localhost"]
+        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=localhost"
         names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
         subprocess.run(
-            ["openssl", *options, *names],
+            [*command.split(), *names],
             check=True,
             capture_output=True,
         )
@@ -263,11 +263,6 @@ def attacked(records: Records, topics: np.ndarray, lengths: Sequences, shuffled:
     truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]), topics=topics[asked],
                   token_lengths=tokens(asked))  # fmt: skip
     return score(guess, truth, rng).measures
-
-
-def shown(one: Interval) -> list[float]:
-    """A share in percent, and its interval."""
-    return [round(100 * part, 1) for part in (one.value, one.low, one.high)]
 
 
 def shown(one: Interval) -> list[float]:
