@@ -118,7 +118,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     require_signed(leaf.public_key(), r, s, raw[:SIGNED], "the report")
     lists = [one for name, one in collateral.items() if name.startswith("crl")]
     current = require_not_revoked(chain, lists, now, "the processor")
-    tcb = _versions(report.reported, product)
+    tcb = versions(report.reported, product)
     _require_key_of(report, leaf, tcb, product)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
@@ -139,7 +139,8 @@ def _chain(leaf: x509.Certificate, others: list[x509.Certificate]) -> tuple[list
     return [leaf, issuer, root], product
 
 
-def _versions(raw: bytes, product: str) -> dict[str, int]:
+def versions(raw: bytes, product: str) -> dict[str, int]:
+    """Returns the version of each component of the firmware."""
     return {name: raw[at] for name, at in (LAYOUT_TURIN if product == "Turin" else LAYOUT).items()}
 
 
@@ -165,8 +166,8 @@ def _number(raw: bytes) -> int | None:
 
 
 def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool) -> list[Claim]:
-    versions = ", ".join(f"{name} {number}" for name, number in tcb.items())
-    found = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {versions}")]
+    firmware = ", ".join(f"{name} {number}" for name, number in tcb.items())
+    found = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
         words = "Milan: the keys of this generation were extracted, so that anyone can forge this report"
         found.append(weak("processor", words, "milan", bad=True))
@@ -187,7 +188,7 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     else:
         words = "no check of memory aliases is stated (BadRAM, CVE-2024-21944)"
         found.append(weak("alias-check", words, "no-alias-check"))
-    committed = _versions(report.committed, product)
+    committed = versions(report.committed, product)
     if any(committed[name] < tcb[name] for name in tcb):
         found.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
     if current:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -221,3 +221,28 @@ def release(
     if (status := asyncio.run(work())) != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
     emit(as_json, {"released": called, "to": to}, lambda: f"{called} is released to {to}")
+
+
+@attests.command(short_help="Get the makers' signed files for a recording; the only command that asks vendors.")
+def fetch(
+    recording: Annotated[Path, typer.Argument(help="Evidence that `milkglass attest --record` wrote.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder, for --collateral.", show_default=False)],
+    product: Annotated[
+        Literal["Milan", "Genoa", "Turin"] | None, typer.Option(help="AMD's generation, if the report does not say it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the certificates, revocation lists and reference values that verify RECORDING into a folder.
+
+    AMD, Intel and NVIDIA learn which processor is asked about. They sign what they give, and it expires.
+    """
+    from milkglass import files
+    from milkglass.attest.evidence import HardwareEvidence
+    from milkglass.attest.fetch import fetch as fetched
+
+    require_file(recording, "give a file that --record wrote")
+    found = asyncio.run(fetched(HardwareEvidence.parse(recording.read_bytes()), product))
+    files.private_dir(out)
+    for name, content in found.items():
+        files.write(out / name, content)
+    emit(as_json, {"files": sorted(found)}, lambda: f"{out}: {', '.join(sorted(found))}")

@@ -1,0 +1,140 @@
+"""Gets the makers' signed files for a piece of evidence. No other module of this room goes to a vendor.
+
+    AMD      Key Distribution Service: the VCEK's certificate, its authorities, the revocation list
+    Intel    Provisioning Certification Service, by the library dcap-qvl
+    NVIDIA   reference manifests of driver and VBIOS, and answers of OCSP on each certificate
+
+What is fetched is signed and is verified when it is used. The services learn which processor asks, and when.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx2
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
+
+from milkglass.attest import sev_snp
+from milkglass.attest.chains import certificates
+from milkglass.attest.evidence import HardwareEvidence
+from milkglass.attest.nvidia import DRIVER, Measurements
+from milkglass.errors import AttestationError, Unreachable
+
+MAX_FILE, SECONDS = 4 << 20, 60.0
+CHIPS = {"HOPPER": "GH100", "BLACKWELL": "GB100"}
+PROJECT, PROJECT_SKU, CHIP_SKU = 17, 18, 15  # types of a GPU's opaque data, which name its VBIOS's manifest
+# CPUID family and model of a report of version 3 or later
+PRODUCTS = {
+    (0x19, 0x01): "Milan",
+    (0x19, 0x11): "Genoa",
+    (0x19, 0xA0): "Genoa",
+    (0x1A, 0x02): "Turin",
+    (0x1A, 0x11): "Turin",
+}
+
+
+@dataclass(frozen=True)
+class Services:
+    """The makers' addresses."""
+
+    amd: str = "https://kdsintf.amd.com"
+    nvidia_rim: str = "https://rim.attestation.nvidia.com"
+    nvidia_ocsp: str = "http://ocsp.ndis.nvidia.com"
+
+
+def product_of(report: sev_snp.Report) -> str | None:
+    """Returns the processor's generation, or None: reports of version 2 do not say it."""
+    return PRODUCTS.get((report.raw[0x188], report.raw[0x189])) if report.version >= 3 else None
+
+
+def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
+    """Returns the path of each file at AMD's service, by the name that it gets."""
+    if report.signing_key != sev_snp.VCEK:
+        raise AttestationError(
+            "vlek", "the cloud's own key signed (VLEK): AMD does not hand it out", "its host gives the certificate"
+        )
+    tcb = sev_snp.versions(report.reported, product)
+    names = {"bootloader": "blSPL", "tee": "teeSPL", "snp": "snpSPL", "microcode": "ucodeSPL", "fmc": "fmcSPL"}
+    query = "&".join(f"{names[part]}={number:02}" for part, number in tcb.items())
+    chip = report.chip_id[:8] if product == "Turin" else report.chip_id
+    root = f"/vcek/v1/{product}"
+    return {"key.der": f"{root}/{chip.hex()}?{query}", "chain.pem": f"{root}/cert_chain", "crl.der": f"{root}/crl"}
+
+
+def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
+    """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file."""
+    found = Measurements.parse(raw)
+    parts = [found.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
+    vbios = "_".join([*parts, found.vbios.replace(".", "")])
+    return {
+        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{found.text(DRIVER)}",
+        "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
+    }
+
+
+def status_requests(pem: bytes) -> Iterator[bytes]:
+    """Yields a request of OCSP for each certificate of a GPU's chain below the root."""
+    chain = certificates(pem, "a GPU's chain")
+    for one, issuer in zip(chain, chain[1:], strict=False):
+        yield ocsp.OCSPRequestBuilder().add_certificate(one, issuer, SHA384()).build().public_bytes(Encoding.DER)
+
+
+async def fetch(found: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:
+    """Returns the makers' files for evidence, by the names that a collateral folder gives them.
+
+    Args:
+        product: AMD's generation, for reports that do not say it.
+
+    Raises:
+        AttestationError: a file cannot be named or is not there.
+        Unreachable: a service does not answer.
+    """
+    files = dict[str, bytes]()
+    async with httpx2.AsyncClient(timeout=SECONDS, follow_redirects=False) as client:
+        if found.kind == "sev-snp":
+            report = sev_snp.Report.parse(found.raw)
+            generation = product_of(report) or product
+            if generation is None:
+                raise AttestationError("product", "the report does not name the processor", "give --product")
+            for name, path in amd_paths(report, generation).items():
+                files[name] = await _got(client, services.amd + path)
+        elif found.kind in ("tdx", "sgx"):
+            files["intel.json"] = await _intel(found.raw)
+        for number, (raw, pem, architecture) in enumerate(found.gpus):
+            for file, name in manifest_names(raw, architecture).items():
+                answer = await _got(client, f"{services.nvidia_rim}/v1/rim/{name}")
+                files[f"{file}-{number}.xml"] = base64.b64decode(json.loads(answer)["rim"])
+            for place, request in enumerate(status_requests(pem)):
+                files[f"gpu-{number}-{place}.der"] = await _got(client, services.nvidia_ocsp, request)
+    return files
+
+
+async def _got(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:
+    headers = {"Content-Type": "application/ocsp-request"} if body is not None else {}
+    try:
+        answer = await client.request("GET" if body is None else "POST", url, content=body, headers=headers)
+    except httpx2.TransportError as error:
+        raise Unreachable(f"{url.split('?')[0]} cannot be reached ({type(error).__name__})", "try again") from error
+    if answer.status_code != 200:
+        hint = (
+            "AMD limits requests: wait a minute" if answer.status_code == 429 else "is the evidence of real hardware?"
+        )
+        raise AttestationError("collateral", f"{url.split('?')[0]} answers {answer.status_code}", hint)
+    if len(answer.content) > MAX_FILE:
+        raise AttestationError("size", f"{url.split('?')[0]} answers {len(answer.content):,} bytes")
+    return answer.content
+
+
+async def _intel(quote: bytes) -> bytes:
+    import dcap_qvl
+
+    try:
+        collateral = await dcap_qvl.get_collateral_from_pcs(quote)
+    except Exception as error:  # noqa: BLE001 - the library raises its own network's errors
+        raise Unreachable(f"Intel's service gives no collateral ({type(error).__name__})", "try again") from error
+    return str(collateral.to_json()).encode()

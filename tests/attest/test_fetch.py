@@ -1,0 +1,122 @@
+"""What is asked of the makers, and that what they sign verifies. The services are stand-ins on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+from cryptography.x509 import ocsp
+
+from milkglass.attest import evidence, fetch, sev_snp
+from milkglass.attest.fetch import Services
+from milkglass.attest.sources import with_collateral
+from milkglass.errors import AttestationError, Unreachable
+from tests.attest import samples
+from tests.attest.samples import GPUS, SAMPLES, content
+
+
+@dataclass
+class Makers:
+    """Answers requests by the beginning of their paths, and keeps what was asked."""
+
+    answers: dict[str, tuple[int, bytes]]
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Services]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield Services(url, url, f"{url}/ocsp")
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split(" ")[1]
+        length = next(
+            (int(one.split(":")[1]) for one in head.lower().split("\r\n") if one.startswith("content-length")), 0
+        )
+        self.asked.append((path, await reader.readexactly(length)))
+        status, body = next((one for name, one in self.answers.items() if path.startswith(name)), (404, b""))
+        writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_report() -> None:
+    sample = SAMPLES["Genoa"].evidence
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from milkglass.attest.chains import certificates
+
+    der = certificates(sample.collateral["key"], "x")[0].public_bytes(Encoding.DER)
+    makers = Makers({
+        "/vcek/v1/Genoa/cert_chain": (200, content("go-sev-guest/ask_ark_genoa.pem")),
+        "/vcek/v1/Genoa/crl": (200, b"crl"), "/vcek/v1/Genoa/": (200, der),
+    })  # fmt: skip
+
+    async def work() -> dict[str, bytes]:
+        async with makers.running() as services:
+            return await fetch.fetch(replace(sample, collateral={}), None, services)
+
+    found = asyncio.run(work())
+    chip = sev_snp.Report.parse(sample.raw).chip_id.hex()
+    assert makers.asked[0][0] == f"/vcek/v1/Genoa/{chip}?blSPL=10&teeSPL=00&snpSPL=23&ucodeSPL=84"
+    assert sorted(found) == ["chain.pem", "crl.der", "key.der"]
+    named = {name.split(".")[0]: one for name, one in found.items() if name != "crl.der"}
+    whole = with_collateral(replace(sample, collateral={}), named)
+    assert evidence.verify(whole, samples.TODAY)[0].product == "Genoa"
+
+
+def test_reports_that_do_not_name_their_processor_need_it_named_and_a_clouds_key_is_not_amds_to_give() -> None:
+    async def work(name: str, product: str | None) -> None:
+        await fetch.fetch(SAMPLES[name].evidence, product, Services("http://127.0.0.1:9", "", ""))
+
+    for name, product, reason in (("Milan", None, "product"), ("VLEK", "Milan", "vlek")):
+        with pytest.raises(AttestationError) as refused:
+            asyncio.run(work(name, product))
+        assert refused.value.reason == reason
+    with pytest.raises(Unreachable):
+        asyncio.run(work("Milan", "Milan"))
+    turin = replace(sev_snp.Report.parse(SAMPLES["Milan"].evidence.raw), reported=bytes([1, 2, 3, 4, 0, 0, 0, 5]))
+    path = fetch.amd_paths(turin, "Turin")["key.der"]
+    assert (
+        path.endswith("?fmcSPL=01&blSPL=02&teeSPL=03&snpSPL=04&ucodeSPL=05")
+        and len(path.split("/")[-1].split("?")[0]) == 16
+    )
+
+
+def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
+    hopper = GPUS["Hopper, its VBIOS"]
+    rim = json.dumps({"rim": base64.b64encode(content(f"nvidia/{samples.VBIOS}")).decode()}).encode()
+    makers = Makers({"/v1/rim/": (200, rim), "/ocsp": (200, b"answer")})
+    whole = replace(SAMPLES["TDX"].evidence, kind="software", gpus=((hopper.raw, hopper.chain, "HOPPER"),))
+
+    async def work() -> dict[str, bytes]:
+        async with makers.running() as services:
+            return await fetch.fetch(whole, None, services)
+
+    found = asyncio.run(work())
+    paths = [path for path, _ in makers.asked]
+    assert "/v1/rim/NV_GPU_VBIOS_1010_0200_882_96005E0001" in paths and "/v1/rim/NV_GPU_DRIVER_GH100_535.86.09" in paths
+    requests = [ocsp.load_der_ocsp_request(body) for path, body in makers.asked if path == "/ocsp"]
+    assert len({one.serial_number for one in requests}) == 4
+    assert found["rim-vbios-0.xml"] == content(f"nvidia/{samples.VBIOS}") and found["gpu-0-3.der"] == b"answer"
+
+
+def test_a_service_that_limits_requests_is_said() -> None:
+    async def work() -> None:
+        async with Makers({"/vcek": (429, b"")}).running() as services:
+            await fetch.fetch(SAMPLES["Genoa"].evidence, None, services)
+
+    with pytest.raises(AttestationError, match="429") as refused:
+        asyncio.run(work())
+    assert "minute" in refused.value.hint
