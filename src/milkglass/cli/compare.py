@@ -15,7 +15,7 @@ from milkglass.errors import UsageError
 from milkglass.progress import duration
 
 ATTACKS, MAX_LENGTH = 180.0, 256
-QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 60.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
+QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
 
 
 @with_options
