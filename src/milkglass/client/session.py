@@ -251,6 +251,7 @@ class Session(AbstractContextManager["Session"]):
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
         self,
+        /,
         model: str,
         data: Source | str,
         *,
