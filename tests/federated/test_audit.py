@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
 from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, leakage, require_names
+from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, tokens, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
@@ -271,7 +273,9 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     world = scene["ghost"]
     words = ("federated", "audit", world.ready.parent, "--model", world.model, "--site", "a")
     words += ("--text", world.files / "a.jsonl", "--budget", "2s")
-    result = call(*words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl")
+    result = call(
+        *words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl", "--page", tmp_path / "a.html"
+    )
     assert result.exit_code == 0, result.stderr
     assert "Of the shadows" in result.stdout and "dager" in result.stdout
     assert all(known in result.stdout for known in ("model in every round", "labels", "lengths"))
@@ -283,6 +287,10 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert "(1 of the site's own" in answer["attackers_know"][-1] and "--public FILE" in result.stdout
     assert "shadow-decoding" in result.stdout
     refused(call(*words, "--out", tmp_path / "a.json"), 2, "a.json exists")
+    refused(call(*words, "--page", tmp_path / "a.html"), 2, "a.html exists")
+    page = (tmp_path / "a.html").read_text("utf-8")
+    assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
+    assert str(escape(answer["verdict"])) in page and "The shadows that were trained on" in page
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
     assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
@@ -305,6 +313,22 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     refused(answer, 2, "interrupted")
     assert "`milkglass federated run`" in answer.stderr and ".north" not in answer.stderr
     refused(call(*words, "--site", "../b"), 2, "a site's name")
+
+
+def test_the_page_has_the_figures_of_the_report_and_escapes_what_was_read(
+    scene: Mapping[str, World], heard: Mapping[str, Heard]
+) -> None:
+    found, readings = audited(scene["plain"], names=["free-tokens", "dager"])
+    page = render(found, [{**one, "readings": ["<script>x</script>"]} for one in readings])
+    assert found.site == "a" and '<section class="verdict most">' in page and str(escape(verdict(found))) in page
+    assert all(str(escape(note)) in page for note in found.notes())
+    assert SECRET in page and "&lt;script&gt;x" in page and "<script" not in page
+    assert "guessing the commonest" in page and "This page shows private text" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    nothing = replace(found, found=(), rounds=(), refused={0: "no texts"}, floor={})
+    page = render(nothing, [])
+    assert '<section class="verdict unknown">' in page and "Nothing could be attacked (no texts)" in page
+    assert "round 1 is left out: no texts" in page and "<svg" not in page and "nan" not in page
 
 
 def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:

@@ -10,6 +10,7 @@ from milkglass.audit.outcome import AttackResult, finite
 from milkglass.audit.report.texts import TEXTS, filled
 from milkglass.metrics.interval import Interval
 
+KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 AS_THEY_ARE = "shadows as they are"  # no attack: the shadows are taken for the texts
 Measures = Mapping[str, Interval]
 
@@ -35,6 +36,16 @@ class UpdateResult(AttackResult):
     @property
     def rouge(self) -> Interval:
         return self.measures["rouge-1"]
+
+    @property
+    def gap(self) -> str:
+        """Returns why there are no figures, or none of some rounds; "" if there are all."""
+        if self.state != "done":
+            return f"{self.state}: {self.reason}"
+        if not self.left_out:
+            return ""
+        rounds = len(self.left_out) + len(self.rounds)
+        return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
 
     def row(self) -> dict[str, Any]:
         """Returns the result as JSON."""
@@ -86,6 +97,33 @@ class UpdateAudit:
     def public_text(self) -> str:
         """Returns the attackers' public text in words."""
         return filled(TEXTS["updates"]["public"], **self.public)
+
+    def notes(self) -> list[str]:
+        """Returns what a reader of the figures has to know, a line each."""
+        lines = [f"{one.attack}: {one.gap}" for one in self.found if one.gap]
+        lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
+        if self.done:
+            lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
+        if any(one.cut for one in self.done):
+            lines += ["not finished: its share of --budget was over; more texts in a batch need more"]
+        if self.floor:
+            commonest = f"{100 * self.floor['commonest token']:.1f} %"
+            lines += [
+                f"guessing alone: always the commonest token of these texts is right at {commonest} of all places"
+            ]
+        lines += [
+            f"attacked: {self.texts:,} texts in {len(self.rounds)} rounds (one that was in two counts twice)",
+            f"{KNOWN} {self.public_text}",
+        ]
+        if left_out := self.public["left_out"]:
+            lines += [f"{left_out:,} public texts contain an attacked text or are part of one: they are left out"]
+        if self.ghost:
+            other = "" if self.selection == "states" else ", which is not the paper's"
+            lines += [f"ghost's selection of shadows: {self.selection}{other}"]
+        lines += [self.advice] if self.advice else []
+        if any(one.attack.startswith("shadow-") for one in self.done):
+            lines += ["shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON, with null for nan."""

@@ -17,11 +17,9 @@ def render(result: Compared) -> str:
     """Returns the page. The template engine escapes every text."""
     own = "".join(one.reading.example.original for one in result.finished if one.reading and one.reading.example)
     templates = environment(own)
-    templates.filters |= {
-        "quality": lambda value: words.with_interval(value, result.measure),
-        "share": words.percent,
-        "read": words.read_by_attacks,
-    }
+    templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
+    templates.filters["share"] = words.percent
+    templates.filters["read"] = words.read_by_attacks
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 
