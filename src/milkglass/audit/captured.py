@@ -103,7 +103,6 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
 
     Args:
         base: the public model whose tokenizer the client uses.
-        rows: what was captured.
         seed: decides which half is attacked.
         layer: of vectors, how many layers the client runs before it sends.
 

@@ -60,7 +60,6 @@ def audit_key(
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
-        passphrase: of the key.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
         out: a folder. It must not hold another audit.

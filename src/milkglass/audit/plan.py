@@ -34,7 +34,6 @@ class AttackTurn:
 
     Attributes:
         name: the name of its results.
-        attack: the attack.
         min_seconds: see `Attack`; 0 if it does not count.
     """
 
@@ -88,7 +87,6 @@ class AttackTurn:
         return 2 if "candidates" in self.attack.assumes else 3
 
     def result_by(self, adversary: Adversary) -> AttackResult:
-        """Returns the result before the attack runs."""
         return AttackResult(
             self.name,
             self.attack.title,

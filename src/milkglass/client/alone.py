@@ -307,7 +307,6 @@ class LinearModel:
         return cls(vectorizers, members, kept, len(rows), validated)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        """Returns (b,) classes or scores."""
         found = self._mean(Rows(texts, pairs))
         return found[:, 0] if self.regression else self.classes[found.argmax(1)]
 

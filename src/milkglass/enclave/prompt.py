@@ -157,7 +157,6 @@ class _Layout:
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
-        """Yields the pieces with the messages in their places."""
         for part in self.parts:
             if isinstance(part, str):
                 yield PromptPiece(part, False, False)

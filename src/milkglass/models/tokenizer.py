@@ -189,7 +189,6 @@ class Tokenizer:
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """Returns the ids of added tokens, by text."""
         return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
@@ -207,7 +206,6 @@ class Tokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Returns the ids of `all_special_tokens`."""
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
 
     def __getattr__(self, name: str) -> Any:

@@ -71,7 +71,6 @@ class Recorder:
         self._ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
-        """Adds answers, each with its prompt."""
         more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
         self._ids("outputs", ids, {}, more)
 

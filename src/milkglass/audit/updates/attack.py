@@ -53,7 +53,6 @@ def leakage(
     Args:
         site: whose updates are attacked.
         names: of attacks. None: INVERSIONS and ADAPTIVE, as far as they fit.
-        budget: of all attacks.
         seed: of every random draw.
         begin: receives the number of steps, and returns what receives each.
 

@@ -48,7 +48,6 @@ class UpdateResult(AttackResult):
         return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
 
     def row(self) -> dict[str, Any]:
-        """Returns the result as JSON."""
         done = self.state == "done"
         raw = asdict(self)
         return {
@@ -62,7 +61,6 @@ class UpdateAudit:
     """What the updates of one site reveal.
 
     Attributes:
-        site: its name.
         ghost: whether its texts passed through GHOST.
         rounds: those that were attacked, from 0.
         refused: rounds about which nothing can be said, and why.

@@ -49,9 +49,6 @@ class AuditedSite:
     """One site of a recorded run, and what attackers have.
 
     Attributes:
-        recorded: the run.
-        texts: the site's own.
-        tokenizer: the model's.
         public: text that attackers are given.
         defence: of the site's gradients.
     """
@@ -96,7 +93,6 @@ class AuditedSite:
 
     @cached_property
     def _whole(self) -> Truth:
-        """Returns the truth about all texts of the site."""
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 

@@ -60,7 +60,6 @@ class BiLSTMRecipe(Recipe):
         model: a GloVe file under the data folder.
         seed: of the keys, the trainings and the texts that are attacked.
         data: a file or a named data set for each split.
-        training: of every variant.
         attacks: see entries.py; only those that need no text of the attacker's.
         variants: parameters of a scheme; none mean plain.
         evaluation: texts: the number of random training texts on which attacks are graded.
@@ -179,7 +178,6 @@ def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
 
 
 def view(rows: torch.Tensor) -> Model:
-    """Returns the table as a model for attacks."""
     return Model({TABLE_NAME: rows}, CONFIG)
 
 

@@ -47,7 +47,6 @@ class FineTuning(Recipe):
     Attributes:
         seed: of the keys and of the trainings.
         data: for each split a file, or a named data set (data_refs.py).
-        training: of all variants.
         variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
         evaluation: integers by the names in `needed`.
     """

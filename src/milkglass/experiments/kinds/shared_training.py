@@ -122,12 +122,6 @@ class TrainingSite:
     """A client that trains.
 
     Attributes:
-        base: the public model.
-        recipe: the recipe.
-        train, held_out: its rows.
-        classes: their number.
-        tokenizer: the model's.
-        out: the run folder.
         cache: for the shadows and the trained models.
         progress: receives lines for the user.
     """
@@ -156,7 +150,6 @@ class TrainingSite:
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
     def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
-        """Returns the rows as they are used in training."""
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)

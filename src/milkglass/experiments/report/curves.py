@@ -22,7 +22,6 @@ class Curves:
     """One measure over epsilon.
 
     Attributes:
-        measure: its name.
         lines: the points of one line, in order of epsilon, by the state of the models ("before training" and alike).
         levels: the plain variant's figure, by the same states.
     """
@@ -33,12 +32,7 @@ class Curves:
 
 
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
-    """Returns the measures of a result that have a line of two points, in the figures' order.
-
-    Args:
-        records: of the result.
-        variants: their parameters.
-    """
+    """Returns the measures of a result that have a line of two points, in the figures' order."""
     epsilons = _epsilons(variants)
     stated = [one for one in records if one.when and not one.attack]
     result = []
@@ -67,7 +61,6 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def curves_svg(every: Sequence[Curves]) -> str:
-    """Returns all panels side by side, as SVG."""
     with styled():
         figure, axes = panels(len(every))
         for panel, one in zip(axes, every, strict=True):

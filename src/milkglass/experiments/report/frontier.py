@@ -32,8 +32,6 @@ class DefencePoint:
     """One defence on one data set.
 
     Attributes:
-        data: the data set.
-        defence: its name.
         measure: the name of the utility.
         utility: of the measure, in points.
         tokens, content: what the strongest attack reads of all tokens and of content tokens, in percent. A content of
@@ -149,7 +147,6 @@ def frontier_svg(every: Sequence[DefencePoint], level: float | None, about: str,
     """Returns the frontier as SVG.
 
     Args:
-        every: the points.
         level: the utility of the client alone.
         about: one line on what was measured.
         notes: further lines below it.
