@@ -254,18 +254,6 @@ class LinearModel:
     def regression(self) -> bool:
         return not len(self.classes)
 
-    @property
-    def title(self) -> str:
-        """Returns the members in words, such as "naive Bayes over words; a linear SVM over letters"."""
-        names = {
-            "bayes": "naive Bayes", "complement": "naive Bayes", "logistic": "logistic regression",
-            "svm": "a linear SVM", "ridge": "ridge regression",
-        }  # fmt: skip
-        over = {"content": "words without stop words", "both": "words and letters", "agreement": "what texts share"}
-        found = (f"{names[one.candidate.kind]} over {over.get(one.candidate.features, one.candidate.features)}"
-                 for one in self.members)  # fmt: skip
-        return "; ".join(dict.fromkeys(found))
-
     @classmethod
     def fit(
         cls, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,6 @@ class Confusion:
 
     names: tuple[str, ...]
     counts: NDArray[np.int64] = field(repr=False)
-
-    @classmethod
-    def between(cls, names: Sequence[str], truth: Sequence[int], guess: Sequence[int]) -> Confusion:
-        """Returns the table of (u,) true and (u,) guessed class numbers."""
-        c = len(names)
-        flat = np.asarray(truth, np.int64) * c + np.asarray(guess, np.int64)
-        return cls(tuple(names), np.bincount(flat, minlength=c * c).reshape(c, c))
 
     @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
