@@ -106,7 +106,7 @@ def audited(
 
 
 def of(found: UpdateAudit, name: str) -> UpdateResult:
-    return next(one for one in found.found if one.attack == name)
+    return next(one for one in found.results if one.attack == name)
 
 
 def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
@@ -149,7 +149,7 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
         assert one.state == "done" and one.trained is None and 0 <= tokens(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
     sentence = found.to_json()["verdict"]
-    most = max(100 * tokens(one.measures).value for one in found.found)
+    most = max(100 * tokens(one.measures).value for one in found.results)
     assert f"at least {most:.1f} %" in sentence
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
@@ -193,7 +193,7 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     many.run(tmp_path / "run", sites, AVG, InProcessSites(sites, many.step(), None))
     found, _ = audited(many)
     assert found.rounds == () and [*found.refused] == [0] and "sum of 2 steps" in found.refused[0]
-    assert all(one.state == "does not apply" for one in found.found)
+    assert all(one.state == "does not apply" for one in found.results)
     assert found.to_json()["verdict"].startswith(f"Nothing could be attacked ({found.refused[0]}")
     shutil.copytree(world.ready, tmp_path / "one" / "sites")
     single = replace(world, ready=tmp_path / "one" / "sites")
@@ -325,7 +325,7 @@ def test_the_page_has_the_figures_of_the_report_and_escapes_what_was_read(
     assert SECRET in page and "&lt;script&gt;x" in page and "<script" not in page
     assert "guessing the commonest" in page and "This page shows private text" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    nothing = replace(found, found=(), rounds=(), refused={0: "no texts"}, floor={})
+    nothing = replace(found, results=(), rounds=(), refused={0: "no texts"}, floor={})
     page = render(nothing, [])
     assert '<section class="verdict unknown">' in page and "Nothing could be attacked (no texts)" in page
     assert "round 1 is left out: no texts" in page and "<svg" not in page and "nan" not in page
@@ -346,8 +346,8 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
     assert verdict(noisy).startswith(f"{sentence} Noise ") and "(dp-sgd (clip = 1.0, noise = 0.5))" in verdict(noisy)
     bare = UpdateResult("free-tokens", "", "server", "done", measures=bag)
-    plain = verdict(replace(ghost, ghost=False, found=(bare,)))
+    plain = verdict(replace(ghost, ghost=False, results=(bare,)))
     assert "at least 30.0 %" in plain and "site a" in plain
     assert re.search(r"knows 100\.0 % of the different tokens .*\(free-tokens\)", plain)
-    alone = verdict(replace(ghost, found=of_ghost[:1]))
+    alone = verdict(replace(ghost, results=of_ghost[:1]))
     assert "No attack on shadows" in alone

@@ -232,8 +232,8 @@ def speed() -> float:
 
     The measurement takes some tenths of a second.
     """
-    drawn = torch.Generator().manual_seed(0)
-    rows, others = torch.randn(ROWS, WIDTH, generator=drawn), torch.randn(WIDTH, AGAINST, generator=drawn)
+    generator = torch.Generator().manual_seed(0)
+    rows, others = torch.randn(ROWS, WIDTH, generator=generator), torch.randn(WIDTH, AGAINST, generator=generator)
     best = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()

@@ -36,13 +36,13 @@ class CoarseFiles:
 
     def require_fit(self, scheme: str | None, key: Path) -> None:
         """Raises UsageError where files and scheme do not go together."""
-        given = self.data is not None or self.public is not None or self.regression
-        if given and scheme != NAME:
+        has_files = self.data is not None or self.public is not None or self.regression
+        if has_files and scheme != NAME:
             raise UsageError(
                 f"--data, --public-text and --task are for --scheme coarse, and the scheme is {scheme or 'obfuslm'}",
                 "leave them out, or add --scheme coarse, which finds symbols from your rows",
             )
-        if given and key.exists():
+        if has_files and key.exists():
             raise UsageError(
                 f"{key} exists already, and --data makes a new key with a map of its own",
                 "give another --key; to scramble with the key that is there, leave --data out",

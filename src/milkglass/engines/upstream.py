@@ -164,10 +164,10 @@ class Upstream:
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
-        found = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
-        if len(found) != len(rows):
-            raise RemoteError(f"the engine answers {len(found)} vectors for {len(rows)} rows", "try again")
-        return found
+        vectors = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
+        if len(vectors) != len(rows):
+            raise RemoteError(f"the engine answers {len(vectors)} vectors for {len(rows)} rows", "try again")
+        return vectors
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         """Yields an answer as it arrives. The last chunk says why it ended. Closing the iterator ends the request.

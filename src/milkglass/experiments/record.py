@@ -139,11 +139,11 @@ def over(
     """
     if len(runs) == 1:
         return list(runs[0])
-    found: dict[tuple[str, ...], list[ResultRecord]] = {}
+    by_parts: dict[tuple[str, ...], list[ResultRecord]] = {}
     for one in (record for run in runs for record in run):
-        found.setdefault(one.parts, []).append(one)
+        by_parts.setdefault(one.parts, []).append(one)
     result = []
-    for each in found.values():
+    for each in by_parts.values():
         values, widths = np.array([one.value for one in each]), [w for one in each if (w := one.half_width) is not None]
         more = {} if len(each) == len(runs) else {what: float(len(each))}
         more |= {name: float(work(values)) for name, work in spread.items()}

@@ -32,8 +32,8 @@ class Confusion:
             return None
         if any(type(one) is not int or not 0 <= one < 1 << 53 for row in counts for one in row):
             return None
-        found = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
-        return found if found.rows else None
+        table = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
+        return table if table.rows else None
 
     @property
     def rows(self) -> int:

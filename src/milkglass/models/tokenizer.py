@@ -376,9 +376,9 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
     """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
-    found = {name: path.read_text("utf-8") for name, path in files.items()}
-    if found:
-        return found["default"] if list(found) == ["default"] else found
+    templates = {name: path.read_text("utf-8") for name, path in files.items()}
+    if templates:
+        return templates["default"] if list(templates) == ["default"] else templates
     stated = settings.get("chat_template")
     return {one["name"]: one["template"] for one in stated} if isinstance(stated, list) else stated
 

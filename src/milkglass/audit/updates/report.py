@@ -65,7 +65,7 @@ class UpdateAudit:
         rounds: those that were attacked, from 0.
         refused: rounds about which nothing can be said, and why.
         texts: how many texts were behind the attacked rounds, counted once for each round.
-        found: the result of each attack.
+        results: of each attack.
         floor: what is recovered without an attack (metrics/recovery.floors).
         public: the public text that attackers had: the "name" of what the audit was given, how many of those texts
             remain ("given"), how many are the site's "own", from which no attacked update comes, how many of both are
@@ -80,7 +80,7 @@ class UpdateAudit:
     rounds: tuple[int, ...]
     refused: Mapping[int, str]
     texts: int
-    found: tuple[UpdateResult, ...]
+    results: tuple[UpdateResult, ...]
     floor: Mapping[str, float]
     public: Mapping[str, Any]
     advice: str = ""
@@ -89,7 +89,7 @@ class UpdateAudit:
 
     @property
     def done(self) -> list[UpdateResult]:
-        return [one for one in self.found if one.state == "done"]
+        return [one for one in self.results if one.state == "done"]
 
     @property
     def public_text(self) -> str:
@@ -98,7 +98,7 @@ class UpdateAudit:
 
     def notes(self) -> list[str]:
         """Returns what a reader of the figures has to know, a line each."""
-        lines = [f"{one.attack}: {one.gap}" for one in self.found if one.gap]
+        lines = [f"{one.attack}: {one.gap}" for one in self.results if one.gap]
         lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
         if self.done:
             lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
@@ -128,7 +128,7 @@ class UpdateAudit:
         raw = {
             "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
             "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
-            "found": [one.row() for one in self.found],
+            "found": [one.row() for one in self.results],
             "floor": self.floor, "public": self.public, "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", self.public_text],
         }  # fmt: skip
@@ -156,7 +156,7 @@ def verdict(of: UpdateAudit) -> str:
     def most(measure: Callable[[Measures], Interval]) -> UpdateResult:
         return max(read, key=lambda one: (measure(one.measures).value, one.rouge.value))
 
-    trained = [one.trained for one in of.found if one.trained]
+    trained = [one.trained for one in of.results if one.trained]
     shadows, known = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
     best, namer = most(tokens), most(tokens_named)
     return filled(
@@ -169,5 +169,5 @@ def verdict(of: UpdateAudit) -> str:
         shadows=shadows if trained else None,
         known=known,
         by_it=best.trained is not None or shadows == 1,
-        adaptive=any(one.attack.startswith("shadow-") for one in of.found),
+        adaptive=any(one.attack.startswith("shadow-") for one in of.results),
     )

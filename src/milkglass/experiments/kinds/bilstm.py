@@ -217,8 +217,8 @@ def assembled(
 ) -> Scene:  # fmt: skip
     """Returns the scene. The attacker has the public table and the scheme (Kerckhoffs)."""
     size, sigma = len(table), key.sigma.astype(np.int64)
-    drawn = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
-    original = texts.chosen(np.sort(drawn))
+    attacked = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
+    original = texts.chosen(np.sort(attacked))
     sent = original.mapped(sigma)
 
     def simulate(seed: int) -> tuple[Model, Ids]:

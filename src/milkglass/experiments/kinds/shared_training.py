@@ -184,8 +184,8 @@ class TrainingSite:
 
     def graded(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS` the rows from which they follow."""
-        found = utility(step, self.held_out, self.pad, self.recipe.seed)
-        return {**found.figures, ROWS: found.rows}
+        measured = utility(step, self.held_out, self.pad, self.recipe.seed)
+        return {**measured.figures, ROWS: measured.rows}
 
     def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
         result = self.graded(self.trained(name, guard))

@@ -112,11 +112,11 @@ def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Defence
     plain = {round(one.utility, 1) for one in every if one.defence == PLAIN}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
-    found: dict[str, DefencePoint] = {}
+    worst: dict[str, DefencePoint] = {}
     for one in every:
         if one.content is not None:
-            found[one.defence] = max(found.get(one.defence, one), one, key=lambda point: point.read)
-    return list(found.values())
+            worst[one.defence] = max(worst.get(one.defence, one), one, key=lambda point: point.read)
+    return list(worst.values())
 
 
 def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
