@@ -271,10 +271,7 @@ class Supervised:
 
 
 def supervised(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-    options: Mapping[str, Any] | None = None,
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[Supervised]:
     """Returns the training examples of one conversation.
 
@@ -297,10 +294,10 @@ def supervised(
     if not learnt:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
     spans, parts = list[Span](), list[Supervised]()
-    whole = render(tokenizer, messages, False, tools, options)
+    whole = render(tokenizer, messages, False, tools)
     for number in learnt:
-        before = render(tokenizer, messages[:number], True, tools, options)
-        until = render(tokenizer, messages[: number + 1], False, tools, options)
+        before = render(tokenizer, messages[:number], True, tools)
+        until = render(tokenizer, messages[: number + 1], False, tools)
         if not until.text.startswith(before.text):
             raise CodecError(
                 f"the chat template does not write the answer in message {number + 1} where it asks for one, so that "
