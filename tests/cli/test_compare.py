@@ -14,7 +14,7 @@ import pytest
 from milkglass.compare import keep
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
-from milkglass.compare.rows import OwnRows
+from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.run import read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
@@ -38,17 +38,17 @@ SMALL = ("--epochs", 2, "--learning-rate", "1e-3", "--attacks", "5s", "--max-len
 # --- rows -------------------------------------------------------------------------------------------------------------
 def test_rows_are_held_out_once(tmp_path: Path) -> None:
     data = written(tmp_path / "rows.jsonl", rows(0, 400))
-    found = OwnRows.read(DataFile(data), None, 3)
+    found = ComparisonRows.read(DataFile(data), None, 3)
     assert (len(found.train.texts), len(found.held_out.texts)) == (320, 80)
     assert sorted([*found.train.texts, *found.held_out.texts]) == sorted(one["text"] for one in rows(0, 400))
-    assert OwnRows.read(DataFile(data), None, 3).held_out.texts == found.held_out.texts
-    given = OwnRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
+    assert ComparisonRows.read(DataFile(data), None, 3).held_out.texts == found.held_out.texts
+    given = ComparisonRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
     assert given.names == ("billing-desk", "clinic-desk") and given.task == "classification"
 
 
 def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
-    found = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
+    found = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
     assert len(found.private) == 160 and len(found.others) == 160
     assert [*found.private, *found.others] == list(found.train.texts)
 
