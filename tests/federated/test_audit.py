@@ -154,7 +154,7 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
-    fewer = replace(found, found=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
+    fewer = replace(found, results=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
     assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
