@@ -42,11 +42,8 @@ def audit(
     """Runs the attacks on a scene, measures the key's budget, and returns all findings.
 
     Args:
-        scene: what is attacked.
-        attacks: by name.
         work: where results are kept, so that an interrupted audit goes on.
         budget: for the attacks, and then for the key's budget.
-        seed: of all draws.
         progress: receives the result of each attack.
     """
     started = time.monotonic()

@@ -60,7 +60,6 @@ def audit_key(
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
-        passphrase: of the key.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
         out: a folder. It must not hold another audit.
@@ -85,8 +84,8 @@ def audit_key(
         raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
     sources = {name: None if one is None else DataFile.of(one) for name, one in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
-    given = [one for one in sources.values() if one is not None]
-    for one in given:
+    present = [one for one in sources.values() if one is not None]
+    for one in present:
         one.require()
     transcript_path = None if server_transcript is None else Path(server_transcript)
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
@@ -94,7 +93,7 @@ def audit_key(
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     named = {name: None if one is None else one.path for name, one in sources.items()}
-    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given]
+    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in present]
     about = {**identity(unlocked, named, transcript_path, rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:

@@ -237,7 +237,6 @@ def _ids(name: str, text: str) -> list[int]:
 
 
 def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
-    """Returns the lines of a file or of stdin with their places."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
     return input_lines(source, sys.stdin)

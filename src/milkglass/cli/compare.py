@@ -79,11 +79,11 @@ def compare(
     from milkglass.compare.report.words import line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
-    from milkglass.compare.rows import OwnRows
+    from milkglass.compare.rows import ComparisonRows
     from milkglass.compare.run import TimeLimits, heartbeat
     from milkglass.compare.run import compare as compared
     from milkglass.compare.training import REPORTS, cut_words
-    from milkglass.compare.ways import Setting, chosen_ways
+    from milkglass.compare.ways import ComparisonSettings, chosen_ways
     from milkglass.rows.examples import Summary, read_texts
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
     from milkglass.system import cores
@@ -105,7 +105,7 @@ def compare(
     def skipped(name: str, found: Summary) -> None:
         say_skipped(name, found.blank, found.empty)
 
-    rows = OwnRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
+    rows = ComparisonRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
     for file in files:
         say_read(file)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))
@@ -116,7 +116,9 @@ def compare(
     base = original(model)
     with heartbeat(note) as log, resumable(out):
         names = {"model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept))}
-        setting = Setting(model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names)
+        setting = ComparisonSettings(
+            model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names
+        )
         asked, count = len(rows.held_out.texts), [0]
         log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
         if words := cut_words(base, rows.train, training.max_length):

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
 
 
-KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
-
-
 @with_options
 def audit(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of `federated run`, or of a Flower server.")],
@@ -57,6 +54,9 @@ def audit(
     readings: Annotated[
         Path | None, typer.Option(help="A new file for what was read, beside the texts: as private as they are.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="A new file for the report, as HTML, with examples: as private as the texts.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of attackers' draws and of intervals.")] = 0,
     *,
     columns: ColumnOptions,
@@ -69,7 +69,7 @@ def audit(
     require_file(text, "give the site's own file")
     if public is not None:
         require_file(public, "give a file with a text a line")
-    for path in (out, readings):
+    for path in (out, readings, page):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
     sleeping_threads()
@@ -96,8 +96,9 @@ def audit(
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
         result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
-    _write(out, readings, result, read)
-    emit(as_json, result.to_json(), lambda: _page(result, out, readings))
+    _write(result, read, out, readings, page)
+    paths = {"figures": out, "what was read, private": readings, "the page, private": page}
+    emit(as_json, result.to_json(), lambda: _text(result, paths))
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -145,35 +146,25 @@ def _source(public: DataFile | None) -> PublicSource:
     return PublicSource(texts, public.name)
 
 
-def _write(out: Path | None, readings: Path | None, result: UpdateAudit, read: Sequence[Mapping[str, Any]]) -> None:
+def _write(
+    result: UpdateAudit, read: Sequence[Mapping[str, Any]], out: Path | None, readings: Path | None, page: Path | None
+) -> None:
     from milkglass import files
+    from milkglass.audit.updates.page import render
 
     if out is not None:
         files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
         files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in read))
+    if page is not None:
+        files.write(page, render(result, read))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-def _page(result: UpdateAudit, out: Path | None, readings: Path | None) -> str:
+def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
     lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {one.attack}: {state}" for one in result.found if (state := _state(one))]
-    lines += [f"- round {number + 1} is left out: {reason}" for number, reason in result.refused.items()]
-    lines += _how_to_read(result)
-    lines += [
-        f"- attacked: {result.texts:,} texts in {len(result.rounds)} rounds (one that was in two counts twice)",
-        f"- {KNOWN} {result.public_text}",
-    ]
-    if left_out := result.public["left_out"]:
-        lines += [f"- {left_out:,} public texts contain an attacked text or are part of one: they are left out"]
-    if result.ghost:
-        other = "" if result.selection == "states" else ", which is not the paper's"
-        lines += [f"- ghost's selection of shadows: {result.selection}{other}"]
-    lines += [f"- {result.advice}"] if result.advice else []
-    if any(one.attack.startswith("shadow-") for one in result.done):
-        lines += ["- shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
-    lines += [f"figures: {out}"] if out else []
-    lines += [f"what was read, private: {readings}"] if readings else []
+    lines += [f"- {one}" for one in result.notes()]
+    lines += [f"{what}: {path}" for what, path in files.items() if path is not None]
     return "\n".join(lines)
 
 
@@ -188,25 +179,3 @@ def _row(one: UpdateResult) -> tuple[str, ...]:
 
     trained = ("", "") if one.trained is None else (str(tokens(one.trained)), str(one.trained["rouge-1"]))
     return (one.attack + (", not finished" if one.cut else ""), str(one.tokens), str(one.rouge), *trained)
-
-
-def _state(one: UpdateResult) -> str:
-    """Returns why there are no figures, or none of some rounds; "" where there are all."""
-    if one.state != "done":
-        return f"{one.state}: {one.reason}"
-    if not one.left_out:
-        return ""
-    rounds = len(one.left_out) + len(one.rounds)
-    return f"does not apply to {len(one.left_out)} of {rounds} rounds: {next(iter(one.left_out.values()))}"
-
-
-def _how_to_read(result: UpdateAudit) -> list[str]:
-    lines = []
-    if result.done:
-        lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
-    if any(one.cut for one in result.done):
-        lines += ["- not finished: its share of --budget was over; more texts in a batch need more"]
-    if result.floor:
-        commonest = f"{100 * result.floor['commonest token']:.1f} %"
-        lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
-    return lines

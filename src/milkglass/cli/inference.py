@@ -117,8 +117,8 @@ def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] 
     from milkglass.client.results import Classified
     from milkglass.compare.keep import answers
 
-    found = answers(folder, [row.text for row in rows], pairs)
-    results = [Classified(one.label, one.probabilities, one.score) for one in found]
+    predictions = answers(folder, [row.text for row in rows], pairs)
+    results = [Classified(one.label, one.probabilities, one.score) for one in predictions]
     show_classified(results, as_json, [row.output_id for row in rows])
 
 
@@ -229,8 +229,8 @@ def _require_split(key: KeyOptions, split: SplitOptions) -> None:
     own = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
     refuse_unused("with --split", own)
     if split.no_sanitize:
-        given = changed(split)
-        refuse_unused("with --no-sanitize", {name: given.get(name) for name in ("--epsilon", "--p")})
+        options = changed(split)
+        refuse_unused("with --no-sanitize", {name: options.get(name) for name in ("--epsilon", "--p")})
 
 
 def _say_own(session: Session) -> None:

@@ -84,8 +84,8 @@ def data(
     Nothing is sent anywhere; --hub fetches.
     """
     if name is None:
-        given = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
-        refuse_unused("to list the data sets", {**given, **changed(columns)})
+        options = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
+        refuse_unused("to list the data sets", {**options, **changed(columns)})
         _list(as_json)
         return
     if out is None:
@@ -129,14 +129,15 @@ def data(
 def _list(as_json: bool) -> None:
     from milkglass.rows.sets.catalogue import SETS
 
-    found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
+    published = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
     result = [
         {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
-         "metrics": list(one.metrics), "licence": one.licence, "published": found[one.name]}
+         "metrics": list(one.metrics), "licence": one.licence, "published": published[one.name]}
         for one in SETS.values()
     ]  # fmt: skip
     head = ("name", "task", "splits", "published", "licence", "about")
     rows = [
-        (one.name, one.task, ", ".join(one.splits), found[one.name], one.licence, one.about) for one in SETS.values()
+        (one.name, one.task, ", ".join(one.splits), published[one.name], one.licence, one.about)
+        for one in SETS.values()
     ]
     emit(as_json, {"data_sets": result}, table([head, *rows]))

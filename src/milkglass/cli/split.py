@@ -311,11 +311,11 @@ def serve(
         policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
         _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
         return
-    given = {
+    options = {
         "--allow-measurement": allow_measurement, "--allow-unattested": allow_unattested,
         "--rows-per-hour": rows_per_hour, "--burst": burst,
     }  # fmt: skip
-    refuse_unused("for a server's half, which has no table", given)
+    refuse_unused("for a server's half, which has no table", options)
     from milkglass.split.server import opened
     from milkglass.split.server import serve as run
 

@@ -95,7 +95,6 @@ class Job:
         return str(self.remote.result(self.id)["fine_tuned_model"])
 
     def cancel(self) -> None:
-        """Cancels the job on the server."""
         self.remote.cancel(self.id)
 
 

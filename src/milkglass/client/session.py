@@ -251,6 +251,7 @@ class Session(AbstractContextManager["Session"]):
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
         self,
+        /,
         model: str,
         data: Source | str,
         *,
@@ -284,19 +285,19 @@ class Session(AbstractContextManager["Session"]):
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
         about = (data, validation, task, hold_out, hyperparameters, self._notice)
-        asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
+        request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
         about_model = self.describe(model)
-        require_generator(asked.source, asked.train, about_model.get("kind"))
-        self._require_layers(asked.settings, about_model.get("layers"))
+        require_generator(request.source, request.train, about_model.get("kind"))
+        self._require_layers(request.settings, about_model.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written, first = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
-            self._notice(asked.announced(first.rows))
-            self.unlocked = self.unlocked.remember(asked.numbers)
+            written, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            self._notice(request.announced(first.rows))
+            self.unlocked = self.unlocked.remember(request.numbers)
             train, *others = (self.remote.upload(one, stage) for one in written)
-        job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)
+        job = self.remote.create_job(model, train, request.settings, others[0] if others else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
-        self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]), model)
-        return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
+        self.unlocked = self.unlocked.remember(request.numbers, str(job["id"]), model)
+        return Job(self.remote, str(job["id"]), request.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
         """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered for it."""

@@ -18,7 +18,7 @@ from scipy.special import softmax
 
 from milkglass import files
 from milkglass.client import alone
-from milkglass.compare.ways import Setting, WayAnswer
+from milkglass.compare.ways import ComparisonSettings, WayAnswer
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 MARK = "milkglass.json"
 
 
-def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
+def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
     """Writes the model to a folder, in place of one that an earlier comparison kept there.
 
     Raises:
@@ -56,7 +56,7 @@ def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
         (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
 
 
-def _encoder(best: WayAnswer, setting: Setting, names: Sequence[str], folder: Path) -> None:
+def _encoder(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
     assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):

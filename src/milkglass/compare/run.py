@@ -27,7 +27,7 @@ from milkglass.compare import attackers, keep
 from milkglass.compare.result import Compared, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import Setting, Way, WayAnswer
+from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import packed, require_same_run, unpacked
 from milkglass.metrics.glue import pearson
@@ -57,7 +57,7 @@ class TimeLimits:
 
 
 def compare(
-    setting: Setting, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
+    setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
     kept: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
 ) -> Compared:  # fmt: skip
     """Runs the ways and returns the comparison.
@@ -95,7 +95,7 @@ def _is_attacked(way: Way) -> bool:
     return not way.local and way.group not in ("confidential hardware", "sent as it is")
 
 
-def run_name(setting: Setting) -> str:
+def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
     about = {
         "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
@@ -112,7 +112,9 @@ class _Run:
         earlier: seconds by the clock of ways that an earlier run finished.
     """
 
-    def __init__(self, setting: Setting, out: Path, limits: TimeLimits, public: Sequence[str], log: Log) -> None:
+    def __init__(
+        self, setting: ComparisonSettings, out: Path, limits: TimeLimits, public: Sequence[str], log: Log
+    ) -> None:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
@@ -247,7 +249,7 @@ class _Run:
         return result, unpacked(document["answers"])
 
 
-def quality(setting: Setting, answers: NDArray[Any]) -> Interval:
+def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
     """Returns the accuracy, or Pearson's correlation, with a bootstrap interval over the held-out rows."""
     truth = np.asarray(setting.rows.held_out.labels)
     if setting.rows.task == "regression":
@@ -257,7 +259,7 @@ def quality(setting: Setting, answers: NDArray[Any]) -> Interval:
 
 
 def _above(
-    setting: Setting, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    setting: ComparisonSettings, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
     home = max((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]

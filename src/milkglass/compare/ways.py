@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
 from milkglass.compare.result import Group
-from milkglass.compare.rows import OwnRows
+from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import UsageError
@@ -40,7 +40,7 @@ TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending cost
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparisonSettings:
     """What every way of one comparison shares.
 
     Attributes:
@@ -60,7 +60,7 @@ class Setting:
     name: str
     base: Checkpoint
     digest: str
-    rows: OwnRows
+    rows: ComparisonRows
     training: Hyperparameters
     seed: int
     cells: Path
@@ -124,19 +124,19 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         """Returns the way's answers. Raises MilkglassError."""
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
         return None
 
-    def work(self, setting: Setting) -> float:
+    def work(self, setting: ComparisonSettings) -> float:
         """Returns about what a training of the way costs, in trainings of the comparison's model."""
         return 0.0
 
 
-def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
     model = base or setting.base
     digest = setting.digest if base is None else base.digest()
@@ -146,7 +146,7 @@ def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) 
     )  # fmt: skip
 
 
-def answers_of(setting: Setting, cell: TrainedHalves) -> NDArray[Any]:
+def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (u,) a cell's classes or scores."""
     found = unpacked(cell.predictions)
     return found.astype(np.float64) if setting.rows.task == "regression" else found.astype(np.int64)
@@ -184,7 +184,7 @@ class Stopwatch:
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
             return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
@@ -195,7 +195,7 @@ class CommonestClass(Way):
 class LinearWay(Way):
     """The linear model of client/alone.py."""
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
         model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
@@ -211,22 +211,22 @@ class EncoderWay(Way):
     model: str
     size: range = SMALL
 
-    def base(self, setting: Setting) -> Checkpoint:
+    def base(self, setting: ComparisonSettings) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
         if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) in self.size:
             return setting.base
         return Checkpoint.open(resolve(self.model))
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         if weight_bytes(setting.base) in self.size or is_here(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
-    def work(self, setting: Setting) -> float:
+    def work(self, setting: ComparisonSettings) -> float:
         base = self.base(setting)
         return layer_weights(base) / layer_weights(setting.base)
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
         setup, watch = watch.seconds(), Stopwatch()
@@ -247,16 +247,16 @@ class DefenceWay(Way):
 
     entry: Mapping[str, Any] = field(default_factory=dict)
 
-    def defence(self, setting: Setting) -> Defence:
+    def defence(self, setting: ComparisonSettings) -> Defence:
         return defence_of(self.entry)
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
-    def work(self, setting: Setting) -> float:
+    def work(self, setting: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence it is the cell of the encoder at home
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
@@ -266,7 +266,7 @@ class DefenceWay(Way):
         return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
 
 
-def timed_texts(setting: Setting) -> tuple[list[str], list[str] | None]:
+def timed_texts(setting: ComparisonSettings) -> tuple[list[str], list[str] | None]:
     """Returns the texts by which sending is timed."""
     rows = setting.rows.held_out
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])

@@ -47,7 +47,6 @@ class RunFolder:
 
     Attributes:
         data: the folder in which the recipe's data paths start.
-        out: the run folder.
         at_once: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
@@ -65,7 +64,6 @@ class RunFolder:
 
     @property
     def threads(self) -> int:
-        """Returns the threads of each training."""
         return max(1, cores() // self.at_once)
 
     def made(self) -> dict[str, Any]:
@@ -78,7 +76,6 @@ class Variant:
     """One column of a table.
 
     Attributes:
-        name: the recipe's.
         model: the folder of the model that is trained.
         key: encodes its data.
         job: the folder of the training.

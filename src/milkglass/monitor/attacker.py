@@ -62,7 +62,6 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def attacking() -> bool:
-    """Returns whether an attack is running in a thread."""
     return any(one.name == THREAD for one in threading.enumerate())
 
 

@@ -96,7 +96,6 @@ class TextViews:
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
-        """Returns a text as JSON for the page."""
         if text.shown is None or text.shown[0] is not reading:
             self.made += 1
             text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))

@@ -53,7 +53,6 @@ def leakage(
     Args:
         site: whose updates are attacked.
         names: of attacks. None: INVERSIONS and ADAPTIVE, as far as they fit.
-        budget: of all attacks.
         seed: of every random draw.
         begin: receives the number of steps, and returns what receives each.
 
@@ -77,12 +76,12 @@ def leakage(
         attacked.append(round.number)
         for played in play(scene, attacks, ghost):
             pools[played.result.attack].rounds[round.number] = played
-    found = [pool.result() for pool in pools.values()]
+    results = [pool.result() for pool in pools.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
         measures = measured(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
-        found.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
+        results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
     few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
     result = UpdateAudit(
         site=site.recorded.site,
@@ -91,7 +90,7 @@ def leakage(
         rounds=tuple(attacked),
         refused=refused,
         texts=sum(len(one) for one in site.batches.values()),
-        found=tuple(found),
+        results=tuple(results),
         floor=_floor(site),
         public=public,
         advice="" if not few else MORE_TEXT if public["tokens"] else NO_TEXT,

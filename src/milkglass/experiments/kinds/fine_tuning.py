@@ -47,7 +47,6 @@ class FineTuning(Recipe):
     Attributes:
         seed: of the keys and of the trainings.
         data: for each split a file, or a named data set (data_refs.py).
-        training: of all variants.
         variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
         evaluation: integers by the names in `needed`.
     """
@@ -61,12 +60,7 @@ class FineTuning(Recipe):
     digits = 4
     task: ClassVar[Task]
     needed: ClassVar[tuple[str, ...]] = ()
-    reported_fields: ClassVar[tuple[str, ...]] = (
-        "seed",
-        "training",
-        "variants",
-        "evaluation",
-    )  # fields that a result names
+    reported_fields: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # in a result
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +100,21 @@ class FineTuning(Recipe):
         return self.graded(run, base, variants, train(variants, run))
 
     def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
-        """Returns the variants to be trained, after writing what is missing."""
-        return prepare(self, base, run)
+        """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
+        digest, sums = base.digest(), data_refs.sums(run.data, self.data.values())
+        require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
+        paths = self.texts(base, run)
+        variants = []
+        for name, parameters in self.variants.items():
+            key = self.key(base, digest, parameters, run)
+            model = run.out / f"{name}-model" if self.scheme(parameters) else base.folder
+            if not model.exists():
+                run.progress(f"{name}: the model is scrambled")
+                scramble(base, key, model)
+            variant = Variant(name, model, key, run.out / name, not parameters)
+            write_job(self, base, paths[name], variant, run.threads)
+            variants.append(variant)
+        return variants
 
     @abc.abstractmethod
     def graded(
@@ -121,24 +128,6 @@ def _classes(data: Mapping[str, str]) -> dict[str, int]:
     train = data.get("train", "")
     result = data_refs.parse_ref(train) if isinstance(train, str) else None
     return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
-
-
-def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Variant]:
-    """Scrambles the models, and writes the encoded data and the jobs' specs, if they do not exist."""
-    digest, out = base.digest(), run.out
-    require_same_run(out, {**recipe.about(), "base": digest, "data": data_refs.sums(run.data, recipe.data.values())})
-    paths = recipe.texts(base, run)
-    variants = []
-    for name, parameters in recipe.variants.items():
-        key = recipe.key(base, digest, parameters, run)
-        model = out / f"{name}-model" if recipe.scheme(parameters) else base.folder
-        if not model.exists():
-            run.progress(f"{name}: the model is scrambled")
-            scramble(base, key, model)
-        variant = Variant(name, model, key, out / name, not parameters)
-        write_job(recipe, base, paths[name], variant, run.threads)
-        variants.append(variant)
-    return variants
 
 
 def write_job(

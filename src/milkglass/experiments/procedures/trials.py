@@ -245,5 +245,5 @@ def beside_own(
     held_out = problem.held_out
     log_probabilities = own.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
     guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
-    found = graded(guess, held_out.labels, problem.metrics, 0, seed)
-    return {f"{name}{BESIDE}{mark}": found[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess
+    figures = graded(guess, held_out.labels, problem.metrics, 0, seed)
+    return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

@@ -272,7 +272,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
 
 def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     rows, slots, left = _slots(plan, part)
-    tally = GhostTally(rows=len(rows), left=sorted(left))
+    tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
     written = [one for one in slots if one.text.strip()]
     shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
     for one in slots:
