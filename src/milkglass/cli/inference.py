@@ -61,7 +61,13 @@ def classify(
     source: Annotated[
         Path | None, typer.Option("--in", help="Read this file, not stdin: lines, JSON Lines, CSV, TSV or Parquet.")
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate/--refuse-long",
+            help="Cut texts as the rows of the training were cut, and say so; or refuse what is too long for the model.",
+        ),
+    ] = True,
     labels_of: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +98,7 @@ def classify(
         raise UsageError("texts and --in were both given", "give one of them")
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     if local is not None:
-        refuse_unused("with --local", {"--labels-of": labels_of, "--truncate": truncate, "--key": key.key,
+        refuse_unused("with --local", {"--labels-of": labels_of, "--refuse-long": not truncate, "--key": key.key,
                                        "--server": server.server})  # fmt: skip
         words = [*([] if model_id is None else [model_id]), *(text or [])]
         if words and source:
@@ -108,7 +114,9 @@ def classify(
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
-        results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
+        results = session.classify(
+            model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage
+        )
     show_classified(results, as_json, [row.output_id for row in rows])
 
 
