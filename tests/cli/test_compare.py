@@ -15,15 +15,15 @@ from milkglass.compare import keep
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.rows import OwnRows
-from milkglass.compare.run import read_way, weighted_correlation
+from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, chosen_ways
+from milkglass.compare.ways import WAYS, Setting, chosen_ways
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
-from milkglass.server.spec import Event
+from milkglass.server.spec import Event, Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -45,6 +45,9 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     given = OwnRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
     assert given.names == ("billing-desk", "clinic-desk") and given.task == "classification"
+    few = OwnRows.read(DataFile(data), None, 3, most=100)
+    assert few.train.texts == found.train.texts[:100] and few.held_out.texts == found.held_out.texts
+    assert few.problem(0).sums != found.problem(0).sums, "they make other cells"
 
 
 def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
@@ -208,8 +211,42 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     plain = document(more)["ways"][3]
     assert plain["reading"]["tokens"]["value"] == 1 and plain["name"] == "plain"
     assert document(more)["ways"][2]["quality"] == rnm["quality"], "another way costs only itself"
-    other = call(*run[:-1], "--seed", 3)
-    assert other.exit_code == 2 and "--out" in other.stderr
+    other = call(*run[:-2], "commonest", "--seed", 3, "--json")
+    assert other.exit_code == 0 and len([*(out / "runs").iterdir()]) == 2, "another run in the same folder"
+    third = call(*run)
+    assert "step" not in third.stderr and document(third)["ways"][2] == document(again)["ways"][2]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    refused(call(*run[:3], "--out", tmp_path / "other", *SMALL), 2, "other")
+
+
+def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    own = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
+    setting = Setting("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    run = _Run(setting, tmp_path, TimeLimits(100.0), [], print)
+    trained = [WAYS["masked"], WAYS["obfuslm"], WAYS["plain"], WAYS["confidential"]]
+    assert run._training_cost(WAYS["masked"]) == 0 and math.isnan(run.left(trained))
+    run._trained.append(20.0)
+    assert run._training_cost(WAYS["masked"]) == 20 and run._training_cost(WAYS["linear"]) == 0
+    assert run._attack_time(trained) == pytest.approx((100 - 40) / 3, abs=1), "two trainings, and attacks on three"
+    assert run._attack_time([]) == pytest.approx(100, abs=1)
+    run._started -= 90
+    assert run._attack_time(trained) == MIN_ATTACK_SECONDS
+    assert run.left(trained) == pytest.approx(10, abs=1), "never more than the budget leaves"
+
+
+def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "rnm", "--json")
+    document(call(*run))
+    (kept,) = (tmp_path / "out" / "runs").glob("*/ways/rnm.json")
+    held = json.loads(kept.read_text("utf-8"))
+    assert held["about"]["attack_clock"] is None, "no budget was given"
+    held["result"]["reading"]["cut"], held["about"]["attack_clock"] = True, 20.0
+    kept.write_text(json.dumps(held))
+    assert "of the tokens" not in call(*run, "--budget", "21s").stderr, "the time is not much longer"
+    assert "of the tokens" in call(*run, "--budget", "100s").stderr
 
 
 @pytest.mark.parametrize("ways", ["linear", "plain,encoder"])

@@ -14,8 +14,8 @@ from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import duration
 
-QUICK_BUDGET, QUICK_ATTACKS = "10m", 40.0  # of a comparison with --quick, and seconds of the attacks on one way
-ATTACKS = 180.0
+ATTACKS, MAX_LENGTH = 180.0, 256
+QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 60.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
 
 
 @with_options
@@ -32,7 +32,10 @@ def compare(
     everything: Annotated[bool, typer.Option("--all", help="Run every way, those of packages too.")] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help=f"Run the ways that decide: {QUICK_BUDGET} for 2,000 short rows."),
+        typer.Option(
+            "--quick",
+            help=f"Run the ways that decide, with {QUICK_ROWS:,} rows of {QUICK_LENGTH} tokens: about 10 minutes.",
+        ),
     ] = False,
     budget: Annotated[
         str | None,
@@ -55,8 +58,11 @@ def compare(
     learning_rate: Annotated[float | None, typer.Option(help="As for `milkglass finetune`.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="As for `milkglass finetune`.")] = None,
     max_length: Annotated[
-        int, typer.Option(help="Models read this many tokens of a text. Linear models read all of it.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            help=f"Models read this many tokens of a text. Linear models read all of it.  [default: {MAX_LENGTH}]"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the rows that are asked about, of every training and every key.")] = 0,
     *,
     columns: ColumnOptions,
@@ -83,10 +89,11 @@ def compare(
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
 
-    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+    length = max_length or (QUICK_LENGTH if quick else MAX_LENGTH)
+    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": length}
     hyperparameters_of(given, option_of)  # before anything is read
     selected = chosen_ways([one.strip() for one in ways.split(",")] if ways else [], quick, everything)
-    whole = Budget.parse(budget or QUICK_BUDGET).seconds if budget or quick else float("inf")
+    whole = Budget.parse(budget).seconds if budget else float("inf")
     limits = TimeLimits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
@@ -98,7 +105,7 @@ def compare(
     def skipped(name: str, found: Summary) -> None:
         say_skipped(name, found.blank, found.empty)
 
-    rows = OwnRows.read(files[0], judged, seed, skipped, task)
+    rows = OwnRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
     for file in files:
         say_read(file)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))

@@ -39,6 +39,7 @@ class OwnRows:
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
         skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
+        most: int | None = None,
     ) -> OwnRows:  # fmt: skip
         """Reads the rows.
 
@@ -48,6 +49,7 @@ class OwnRows:
             seed: of that fifth.
             skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
+            most: rows are trained with; which ones is random. None: all.
 
         Raises:
             CodecError: there are rows without labels, or too few rows.
@@ -62,7 +64,7 @@ class OwnRows:
         if validation is None and len(rows) < 2 * MIN_HELD_OUT:
             fault = f"{data.name} has {len(rows)} rows, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, or --validation too")
-        kept = [rows[i] for i in (order if validation is not None else order[count:])]
+        kept = [rows[i] for i in (order if validation is not None else order[count:])[:most]]
         apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
         scores = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}

@@ -6,6 +6,7 @@ goes on, and another way costs only itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -32,6 +33,10 @@ from milkglass.metrics.interval import Interval, resampled
 from milkglass.progress import Log, duration
 from milkglass.threat.budget import Budget
 
+RUN_VERSION = 3  # of what a run keeps
+MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
+LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
+
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
 
 
@@ -55,19 +60,17 @@ def compare(
     """Runs the ways and returns the comparison.
 
     Args:
-        out: the run folder.
+        out: the folder of the comparison. Runs of other rows or settings have folders of their own in it.
         public: text of another kind that attackers have.
         kept: where the best model with nothing sent is kept. None: it is not.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
     """
-    about = {"base": setting.digest, "rows": setting.rows.digest, "training": setting.training.model_dump(),
-             "seed": setting.seed}  # fmt: skip
-    require_same_run(out, {"compare": 2, **about})
-    run = _Run(setting, out, limits, public, log)
+    require_same_run(out, {"compare": RUN_VERSION})
+    run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for number, way in enumerate(ways):
-        result, answered = run.one(way)
+        result, answered = run.one(way, ways[number + 1 :])
         if answered is not None:
             answers[way.name] = answered
         results.append(_above(setting, result, results, answers))
@@ -84,6 +87,15 @@ def compare(
     return replace(compared, verdict=verdict(compared))
 
 
+def run_name(setting: Setting) -> str:
+    """Returns a digest of all that decides the results: model, rows, training and seed."""
+    about = {
+        "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
+        "seed": setting.seed,
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+
+
 class _Run:
     """One run of a comparison.
 
@@ -96,7 +108,8 @@ class _Run:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
-        self._started, self._trained, self.earlier = time.monotonic(), list[float](), 0.0
+        self._started, self.earlier = time.monotonic(), 0.0
+        self._trained, self._attacked = list[float](), list[float]()  # seconds by the clock
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -105,23 +118,38 @@ class _Run:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
         if not self._trained:
             return math.nan
-        return min(sum(map(self._cost, ways)), max(0.0, self.limits.seconds - self.elapsed()))
+        attacks = float(np.mean(self._attacked)) if self._attacked else self.limits.attacks
+        costs = (self._training_cost(way) + attacks for way in ways if self._is_trained(way))
+        return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
 
-    def _cost(self, way: Way) -> float:
-        """Returns about how many seconds a way takes; of its training nothing before one was seen."""
-        if not isinstance(way, DefenceWay) or not way.entry:
-            return 0.0
-        return (float(np.mean(self._trained)) if self._trained else 0.0) + self.limits.attacks
+    @staticmethod
+    def _is_trained(way: Way) -> bool:
+        return isinstance(way, DefenceWay) and bool(way.entry)
 
-    def one(self, way: Way) -> tuple[WayResult, NDArray[Any] | None]:
-        """Returns a way's result and its answers."""
-        if known := self._kept(way):
+    def _training_cost(self, way: Way) -> float:
+        """Returns about how many seconds a way's training takes; 0 before one was seen."""
+        return float(np.mean(self._trained)) if self._trained and self._is_trained(way) else 0.0
+
+    def _attack_time(self, later: Sequence[Way]) -> float:
+        """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
+        trained = sum(map(self._training_cost, later))
+        share = (self.limits.seconds - self.elapsed() - trained) / (1 + sum(map(self._is_trained, later)))
+        return max(MIN_ATTACK_SECONDS, share)
+
+    def one(self, way: Way, later: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
+        """Returns a way's result and its answers.
+
+        Args:
+            later: the ways that follow, which are to have time, too.
+        """
+        seconds = self._attack_time(later)
+        if known := self._kept(way, seconds):
             return known
         command = way.command.format(**self.setting.names)
         blank = WayResult(
             way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=command
         )
-        cost = self._cost(way)
+        cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if self._is_trained(way) else 0.0)
         if self.elapsed() + cost > self.limits.seconds and not way.local:
             spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
             return replace(blank, reason=f"{spent}, and it takes about {duration(cost)}: give a longer --budget"), None
@@ -134,14 +162,14 @@ class _Run:
                 self._trained.append(time.monotonic() - begun)
             if way.local:
                 self.models[way.name] = answered
-            reading = self._reading(way, answered)
+            reading = self._reading(way, answered, seconds)
         except MilkglassError as error:
             return replace(blank, state="failed", reason=error.message), None
         done = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, notes=self._notes(answered),
         )  # fmt: skip
-        self._keep(way, done, answered.answers, time.monotonic() - begun)
+        self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
         return done, answered.answers
 
     def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
@@ -157,7 +185,7 @@ class _Run:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).answered(self.setting)
 
-    def _reading(self, way: Way, answered: WayAnswer) -> Reading | None:
+    def _reading(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
         if way.local or answered.cell is None:
             return None
         if way.group == "sent as it is":
@@ -168,27 +196,31 @@ class _Run:
             more = ("while the hardware holds; all of it is read if the hardware fails",)
             return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
-        budget = Budget(self.limits.attacks)
+        begun = time.monotonic()
+        budget = Budget(self.limits.attacks, stopped=lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
                 self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
 
-        return attackers.reading_of(
+        reading = attackers.reading_of(
             self.setting, answered.cell, self.public, budget, self.out / "attacks" / way.name, ended
         )
+        self._attacked.append(time.monotonic() - begun)
+        return reading
 
     # --- what was finished --------------------------------------------------------------------------------------------
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float) -> None:
+    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float, seconds: float) -> None:
         files.private_dir(self.out / "ways")
-        about = {"attacks": self.limits.attacks, "public": len(self.public), "clock": spent}
+        limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
+        about = {**limits, "public": len(self.public), "clock": spent}
         document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
-    def _kept(self, way: Way) -> tuple[WayResult, NDArray[Any]] | None:
+    def _kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
         """Returns a way that was finished, unless its attacks are to have more time now."""
         if not self._path(way).is_file():
             return None
@@ -196,7 +228,9 @@ class _Run:
         result = read_way(document["result"])
         cut = result.reading is not None and result.reading.cut
         about = document["about"]
-        if (cut and about["attacks"] < self.limits.attacks) or about["public"] != len(self.public):
+        before = math.inf if about["attack_clock"] is None else about["attack_clock"]
+        longer = about["attacks"] < self.limits.attacks or LONGER * before < seconds
+        if (cut and longer) or about["public"] != len(self.public):
             return None
         self.earlier += float(about["clock"])
         return result, unpacked(document["answers"])
