@@ -59,7 +59,7 @@ def encode(
         bool | None,
         typer.Option(
             "--truncate/--refuse-long",
-            help="Cut longer texts and say which, or refuse all.  [default: lines are cut; arguments and --chat refused]",
+            help="Cut longer texts and say which, or refuse all.  [default: lines are cut; arguments, chats refused]",
             show_default=False,
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +52,7 @@ def audit(
     ] = None,
     shield: Annotated[str, typer.Option(help="What --shield of `federated run` was: attackers know it.")] = "none",
     budget: Annotated[
-        str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h; a bare number is seconds.")
+        str, typer.Option(help="How long all attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds.")
     ] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
@@ -95,7 +96,9 @@ def audit(
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
-        result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
+        result, read = leakage(
+            audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
+        )
     _write(out, readings, result, read)
     emit(as_json, result.to_json(), lambda: _page(result, out, readings))
 

@@ -65,7 +65,7 @@ def classify(
         bool,
         typer.Option(
             "--truncate/--refuse-long",
-            help="Cut texts as the rows of the training were cut, and say so; or refuse what is too long for the model.",
+            help="Cut texts as the rows of the training were, and say so; or refuse what is too long for the model.",
         ),
     ] = True,
     labels_of: Annotated[
@@ -114,9 +114,7 @@ def classify(
     rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
-        results = session.classify(
-            model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage
-        )
+        results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
     show_classified(results, as_json, [row.output_id for row in rows])
 
 
