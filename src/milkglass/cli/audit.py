@@ -211,7 +211,7 @@ def announced(plan: TimeEstimate, budget: str) -> str:
     words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
     if plan.open_ended:
         words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
-    words += f"; at most {budget} (--budget). A busy machine takes longer and finds the same."
+    words += f"; at most {budget} (--budget). A busy machine reads less in that time."
     if plan.late:
         enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
         words += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"

@@ -18,7 +18,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
+from milkglass.cli.ui.terminal import at_work, bars, emit, json_text, note, shown
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.progress import Log
 from milkglass.rows.lines import (
@@ -101,9 +101,10 @@ def encode(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
         unlocked = key.open()
-        train = columns.training(source, task)
-        most = 512 if max_length is None else max_length
-        _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
+        with at_work(as_json, f"encode {source.name}"):
+            train = columns.training(source, task)
+            most = 512 if max_length is None else max_length
+            _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -118,7 +119,7 @@ def encode(
     codec = codec_of(unlocked, key.model)
     texts, tokens, long, cuts = 0, 0, list[str](), truncate is True or (truncate is None and not text and not chat)
     read = _lines(source)
-    with _writing(out) as sink:
+    with at_work(as_json or source is None, "encode"), _writing(out) as sink:
         rows = arguments(text, pair) if text else (input_row(place, line) for place, line in read)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):

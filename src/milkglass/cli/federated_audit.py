@@ -13,7 +13,7 @@ import typer
 from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, table
+from milkglass.cli.ui.terminal import at_work, bars, emit, table
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,18 @@ def audit(
     from milkglass.federated.state import require_begun
 
     require_begun(run)
-    file, other = columns.texts(text), columns.others(public)
+    with at_work(as_json):
+        file, other = columns.texts(text), columns.others(public)
+        result, read = _leakage(run, model, site, file, other, rows, attacks, shield, budget, seed, as_json)
+    _write(out, readings, result, read)
+    emit(as_json, result.to_json(), lambda: _page(result, out, readings))
+
+
+def _leakage(
+    run: Path, model: str, site: str, file: DataFile, other: DataFile | None, rows: Path | None, attacks: str | None,
+    shield: str, budget: str, seed: int, as_json: bool,
+) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
+    """Attacks the updates of a site, and returns the figures and what was read."""
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
@@ -89,6 +100,7 @@ def audit(
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.table import opened
+    from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
     defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
@@ -99,8 +111,7 @@ def audit(
         result, read = leakage(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
-    _write(out, readings, result, read)
-    emit(as_json, result.to_json(), lambda: _page(result, out, readings))
+    return result, read
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:

@@ -24,7 +24,7 @@ from milkglass.cli.ui.options import (
     refuse_unused,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
+from milkglass.cli.ui.terminal import at_work, bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 from milkglass.rows.lines import InputRow, paired, refusals_naming_rows
@@ -167,7 +167,7 @@ def generate(
         _require_split(key, split)
         sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
-        with split_text(split, server) as running:
+        with at_work(as_json), split_text(split, server) as running:
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
         return
     if model_id is None or instruction:
