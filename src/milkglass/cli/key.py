@@ -42,7 +42,11 @@ READS = "it reads every text under this key, as the key does; it makes no key fo
 
 @keys.command()
 def status(
-    key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")], as_json: AsJson = False
+    key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")],
+    passphrase_file: Annotated[
+        Path | None, typer.Option("--passphrase-file", help="Taken as the other commands take it, and not read.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """How much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():

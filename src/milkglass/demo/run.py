@@ -28,6 +28,7 @@ from typing import Any
 from milkglass import files
 from milkglass.demo.page import DemoResult, Half, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
+from milkglass.system import stoppable
 
 READY = "listening on "
 PATIENCE = 120.0  # seconds until it must listen
@@ -171,7 +172,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     started = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
-    with _stoppable(), _claimed(out):
+    with stoppable(), _claimed(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
@@ -266,16 +267,3 @@ def read_rows(name: str) -> list[dict[str, str]]:
     """Returns the rows of a file of the invented messages."""
     text = (resources.files("milkglass.demo") / "data" / name).read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Makes SIGTERM leave through every `with`, so that the server does not outlive the demo."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

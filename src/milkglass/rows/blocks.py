@@ -19,6 +19,7 @@ from typing import Any, Literal
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXTS, KNOWN
 from milkglass.rows.encoding import raw_lines
+from milkglass.rows.lines import BYTE_ORDER_MARK
 from milkglass.rows.place import Place, missing, no_text, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
     delimiter_of,
@@ -70,6 +71,7 @@ class FileShape:
         instruction: the beginning of a text that is left unchanged.
         delimiter: of CSV.
         noun: what messages call a row.
+        marked: whether a table begins with a byte order mark, by which Excel knows UTF-8.
     """
 
     kind: Kind
@@ -80,6 +82,7 @@ class FileShape:
     instruction: str = ""
     delimiter: str = ","
     noun: str = "line"
+    marked: bool = False
 
     def place(self, line: int) -> Place:
         return Place(self.file, line, self.noun)
@@ -110,6 +113,10 @@ class FileShape:
                 left.update(name for name in self.header if name not in self.texts)
             rows.append(row)
         return rows, slots, {shown_name(name) for name in left}
+
+    def head(self) -> str:
+        """Returns what is written before the rows: a table's header, and its mark."""
+        return (BYTE_ORDER_MARK if self.marked else "") + self.write([self.header]) if self.header else ""
 
     def write(self, rows: Sequence[Any]) -> str:
         if self.kind == "lines":
@@ -180,7 +187,9 @@ def shape_of(
     lines = table_cells(path, sign, kind == "csv")
     header = tuple(next(lines)[1])
     require_columns(path.name, header, named, texts, rows_below(lines))
-    return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign)
+    with path.open("rb") as file:
+        marked = file.read(3) == BYTE_ORDER_MARK.encode()
+    return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign, marked=marked)
 
 
 def _require_names(path: Path, left: set[str]) -> None:
