@@ -5,7 +5,7 @@
 The grid: TF-IDF of words and pairs, with and without stop words, of letters, and of both; counts; logistic regression,
 linear SVM, two kinds of naive Bayes, each at several strengths: 84 settings. "Best of the grid" is the setting that is
 best on the held-out rows themselves, which nobody knows beforehand; "chosen of the grid" is the best by
-cross-validation. Accuracy in percent, means over three draws of the rows.
+cross-validation. Accuracy in percent, means over two draws of the rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.runs import now
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "alone.json"
+# The data, the rows to train with, and those to ask about: so many that the best of 84 settings is not the luckiest
 SETS = {
-    "tweets": ("tweet_sentiment:validation", 2_000), "AG News": ("ag_news:train", 2_500), "MRPC": ("mrpc:train", 3_668),
-    "SST-2": ("sst2/train.tsv", 4_000),
+    "tweets": ("tweet_sentiment:test", 2_000, 3_000), "AG News": ("ag_news:train", 2_000, 3_000),
+    "MRPC": ("mrpc:train", 2_400, 1_200), "SST-2": ("sst2/train.tsv", 2_000, 3_000),
 }  # fmt: skip
-SEEDS, HELD_OUT = (0, 1, 2), 0.2
+SEEDS = (0, 1)
 
 
 def features() -> dict[str, Any]:
@@ -71,14 +72,13 @@ def grid(train: Rows, labels: np.ndarray, asked: Rows, truth: np.ndarray) -> tup
     return max(right for _, right in found), max(found)[1], time.process_time() - begun
 
 
-def measured(data: Path, name: str, rows: int, seed: int) -> dict[str, float]:
+def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict[str, float]:
     about = data_refs.parse_ref(name)
     examples = data_refs.examples(data, name)
-    order = np.random.default_rng(seed).permutation(len(examples))[:rows]
+    order = np.random.default_rng(seed).permutation(len(examples))[: trained + count]
     drawn = [examples[i] for i in order]
     numbers = about[0].numbers if about else data_refs.numbered(examples)
     whole = data_refs.labelled(drawn, numbers)
-    count = round(HELD_OUT * len(drawn))
     asked, train = whole.part(slice(0, count)), whole.part(slice(count, None))
     truth, labels = np.asarray(asked.labels), np.asarray(train.labels)
     begun = time.process_time()
@@ -95,8 +95,8 @@ def measured(data: Path, name: str, rows: int, seed: int) -> dict[str, float]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ConvergenceWarning)
     result: dict[str, Any] = {"made": now(), "sets": {}}
-    for title, (name, rows) in SETS.items():
-        each = [measured(Path(sys.argv[1]), name, rows, seed) for seed in SEEDS]
+    for title, (name, trained, count) in SETS.items():
+        each = [measured(Path(sys.argv[1]), name, trained, count, seed) for seed in SEEDS]
         result["sets"][title] = {key: round(float(np.mean([one[key] for one in each])), 2) for key in each[0]}
         print(title, result["sets"][title], flush=True)
     files.write(OUT, json.dumps(result, indent=1) + "\n")

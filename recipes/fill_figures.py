@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,11 @@ SST2 = (
 )  # fmt: skip
 TASKS = ("coarse_tasks", "coarse_tasks.quick", "obfuslm_tasks")
 BARS = "Bars: 95 % intervals, where a result has them."
+NAMES = {
+    "plain": "sent as it is", "textobfuscator": "TextObfuscator", "obfuslm": "ObfusLM", "bands": "ObfusLM, bands",
+    "rnm": "RNM", "santext+": "SANTEXT+", "custext+": "CUSTEXT+", "coarse, 16 by k-means": "16 symbols",
+    "coarse, 64 by k-means": "64 symbols", "dp-forward": "DP-Forward",
+}  # fmt: skip
 OWN = "each result has its own attacks and attacked texts."
 
 
@@ -37,18 +43,28 @@ class Plot:
         data: the data set, as the recipes name it.
         results: files of recipes/results; those that are not there are left out.
         about: what was measured.
+        names: the defences that are drawn, and how each is called.
     """
 
     name: str
     data: str
     results: tuple[str, ...]
     about: str
+    names: Mapping[str, str]
 
 
 PLOTS = (
-    Plot("frontier", "sst2", SST2, f"MiniLM, 8,000 rows of SST-2, one epoch, one seed; {OWN} {BARS}"),
-    Plot("frontier-tweets", "tweets", TASKS, f"MiniLM, 3,000 tweets of three classes, three epochs, one seed. {BARS}"),
-    Plot("frontier-news", "ag_news", TASKS, f"MiniLM, 4,000 news of four topics, three epochs, one seed. {BARS}"),
+    Plot("frontier", "sst2", SST2, f"MiniLM, 8,000 rows of SST-2, one epoch, one seed; {OWN} {BARS}", NAMES),
+    Plot(
+        "frontier-tweets",
+        "tweets",
+        TASKS,
+        f"MiniLM, 3,000 tweets of three classes, three epochs, one seed. {BARS}",
+        NAMES,
+    ),
+    Plot(
+        "frontier-news", "ag_news", TASKS, f"MiniLM, 4,000 news of four topics, three epochs, one seed. {BARS}", NAMES
+    ),
 )
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
 STATE = re.compile(r"(<!-- state (\w+)( in full)? -->)[^<]*(<!-- end -->)")
@@ -82,7 +98,7 @@ def frontier_plot(results: Path, plot: Plot) -> str | None:
     """The plot of the results that there are; of a defence in two of them, the one read more. None: there is none."""
     files = [one for name in plot.results if (one := results / f"{name}.json").is_file()]
     found = [json.loads(one.read_text("utf-8")) for one in files]
-    return frontier.svg_of_results(found, plot.data, plot.about) if found else None
+    return frontier.svg_of_results(found, plot.data, plot.about, plot.names) if found else None
 
 
 def main() -> int:

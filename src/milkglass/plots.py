@@ -24,6 +24,9 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 OFFSETS = tuple((x, y) for far in (1, 2, 3) for x in (6 * far, -6 * far) for y in (5 * far, -5 - 8 * far))  # of a label
 
+NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))  # of a name, in points
+Box = tuple[float, float, float, float]
+
 
 def styled() -> Any:
     """Returns the context in which figures are drawn."""
@@ -54,6 +57,35 @@ def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence
             str(number), point, xytext=free, textcoords="offset points", ha=side, color=colour, fontsize=11,
             annotation_clip=False,
         )  # fmt: skip
+
+
+def named(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+    """Writes a name beside each point, at the first of several places where it covers no other name."""
+    axes.figure.draw_without_rendering()  # sets where the axes lie
+    inside, taken = axes.get_window_extent(), list[Box]()
+    for point, name in sorted(zip(points, names, strict=True), key=lambda one: -one[0][1]):
+        x, y = axes.transData.transform(point)
+        boxes = [(dx, dy, _box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
+        free = (
+            one
+            for one in boxes
+            if one[2][0] >= inside.x0 and one[2][1] <= inside.x1 and not any(_meet(one[2], other) for other in taken)
+        )
+        dx, dy, box = next(free, boxes[0])
+        taken.append(box)
+        side = "left" if dx > 0 else "right"
+        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=INK, fontsize=12)
+
+
+def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
+    """Returns about where a text of 12 points lies: left, right, bottom and top in pixels."""
+    width = 7.2 * len(words)
+    left = x + dx if dx > 0 else x + dx - width
+    return left, left + width, y + dy - 3, y + dy + 11
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _apart(first: Any, second: Any) -> bool:

@@ -18,6 +18,7 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
+    MPNetConfig,
     Qwen3Config,
     RobertaConfig,
 )
@@ -34,6 +35,7 @@ DEEP = {"num_hidden_layers": 3}
 CONFIGS = {
     "bert": lambda: BertConfig(**{**BERT, **DEEP}),
     "roberta": lambda: RobertaConfig(**{**BERT, **DEEP, "pad_token_id": 1, "bos_token_id": 0}),
+    "mpnet": lambda: MPNetConfig(**{**BERT, **DEEP, "pad_token_id": 1, "bos_token_id": 0}),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
     ),

@@ -25,6 +25,7 @@ TWO = [[1, 17, 203, 44, 9, 2], [1, 60, 17, 71, 8, 90, 33, 150, 2]]
 CASES: list[tuple[str, Task]] = [
     ("bert", "classification"),
     ("roberta", "classification"),
+    ("mpnet", "classification"),
     ("gpt2", "classification"),
     ("gpt2", "next-token"),
     ("llama-untied", "classification"),

@@ -27,7 +27,7 @@ from tests.attacks.tiny_scenes import hidden
 from tests.tiny import VOCAB, save
 
 INVERT = InvertHidden(epochs=6, learning_rate=3e-3)
-FAMILIES = ("bert", "roberta", "distilbert")
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
 
 
 @pytest.fixture(scope="module")

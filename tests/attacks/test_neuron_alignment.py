@@ -157,7 +157,7 @@ def test_the_order_of_neurons_is_found_from_correlations_alone(tmp_path: Path) -
     assert np.array_equal(aligned(correlations(mixed), correlations(neurons), 3), order)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "llama-untied", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "gpt2", "llama-untied", "qwen3"])
 def test_what_enters_the_nonlinearity_is_found_in_each_family(family: str, tmp_path: Path) -> None:
     public = held(family, tmp_path)
     found = entering(public, 1)

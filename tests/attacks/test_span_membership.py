@@ -23,7 +23,7 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
 from tests.tiny import VOCAB, save
 
-PLACED = ("bert", "roberta", "distilbert", "gpt2")
+PLACED = ("bert", "roberta", "distilbert", "mpnet", "gpt2")
 ROTARY = ("llama-tied", "qwen3", "gemma2")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -48,7 +48,7 @@ def entering(folder: str, ids: list[Ids], layer: int = 0) -> list[torch.Tensor]:
     return seen
 
 
-QUERIES = ("query", "q_lin", "c_attn", "q_proj")
+QUERIES = ("query", "q", "q_lin", "c_attn", "q_proj")
 
 
 def texts(count: int = 4, length: int = 8, repeated: bool = False) -> Sequences:

@@ -18,7 +18,7 @@ from milkglass.compare.rows import OwnRows
 from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, Setting, chosen_ways
+from milkglass.compare.ways import WAYS, EncoderWay, Setting, chosen_ways
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -234,6 +234,22 @@ def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:
     run._started -= 90
     assert run._attack_time(trained) == MIN_ATTACK_SECONDS
     assert run.left(trained) == pytest.approx(10, abs=1), "never more than the budget leaves"
+
+
+def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_layers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    own = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
+    setting = Setting("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    large, small = WAYS["large-encoder"], WAYS["encoder"]
+    assert isinstance(large, EncoderWay) and small.work(setting) == 1
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    reason = large.refuses(setting)
+    assert reason is not None and "milkglass models demo:mpnet" in reason
+    assert replace(large, model="demo:minilm").work(setting) > 100, "a tiny model has thousands of weights"
+    own_size = replace(large, size=range(1, 10**6))
+    assert own_size.refuses(setting) is None and own_size.base(setting) is base
 
 
 def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> None:

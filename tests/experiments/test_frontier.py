@@ -49,9 +49,8 @@ def test_the_best_that_a_client_does_alone_is_a_line() -> None:
     assert frontier.best_alone([FIRST + own], "sst2") == 80.0
     assert frontier.best_alone([FIRST], "sst2") is None
     svg = frontier.frontier_svg(frontier.points([FIRST], "sst2"), 80.0, "about <this>")
-    assert "the client alone, 80.0" in svg and "the client alone with the same model, 85.0" in svg
+    assert "nothing sent, 80.0" in svg and "same model at home, nothing sent, 85.0" in svg
     assert "about &lt;this&gt;" in svg and "<this>" not in svg
-    assert "No result" in frontier.frontier_svg(frontier.points([FIRST], "sst2"), None, "")
 
 
 def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
@@ -61,9 +60,19 @@ def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
     assert "one vector" in (svg := frontier.svg_of_results([result], "sst2", "")) and ": cape." in svg
 
 
-def test_those_on_the_frontier_have_a_colour_of_their_own() -> None:
-    svg = frontier.frontier_svg(frontier.points([FIRST, SECOND], "sst2"), None, "")
-    lines = {name: next(line for line in svg.splitlines() if f"  {name}: " in line or f" {name}: " in line)
-             for name in ("plain", "good", "worse", "careful")}  # fmt: skip
-    assert {name for name, line in lines.items() if f"fill: {frontier.OFF_FRONTIER}" in line} == {"worse", "plain"}
-    assert {name for name, line in lines.items() if f"fill: {frontier.ON_FRONTIER}" in line} == {"good", "careful"}
+def test_the_finding_follows_from_the_points() -> None:
+    every = frontier.points([FIRST, SECOND], "sst2")
+    assert "none is compared" in frontier.finding(every, None)
+    assert frontier.finding(every, 82.0).startswith("None of 3 defences")
+    assert "1 of 3 defences has more" in frontier.finding(every, 79.5), "plain is none of them: all of it is read"
+    two = frontier.finding(every, 76.0)
+    assert "2 of 3 defences have more" in two and "10 %" in two and "(good)" in two
+
+
+def test_few_defences_are_drawn_by_names_and_the_finding_is_of_all() -> None:
+    every, names = frontier.points([FIRST, SECOND], "sst2"), {"plain": "as it is", "careful": "with care"}
+    svg = frontier.frontier_svg(every, 70.0, "", names=names)
+    assert ">with care<" in svg and ">as it is<" in svg and ">worse<" not in svg
+    assert frontier.finding(every, 70.0).split(";")[0] in svg
+    colours = [svg.count(f"fill: {one}") > 0 for one in (frontier.ON_FRONTIER, frontier.OFF_FRONTIER)]
+    assert colours == [True, True], "careful is on the frontier, plain is not"

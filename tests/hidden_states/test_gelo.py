@@ -49,7 +49,7 @@ def plain(model: Checkpoint, client: EncoderClient, cut: int) -> np.ndarray:
         return torch.cat([whole(one).logits for one in texts]).numpy()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_answers_are_those_of_the_model_with_nothing_mixed(name: str, family: str, tmp_path: Path) -> None:
     defence, model = SETTINGS[name], base(tmp_path, family)

@@ -19,7 +19,7 @@ from milkglass.threat.observations import Tokens
 from tests.hidden_states.kit import SHORT, base, split
 from tests.tiny import TEXTS, save
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -56,7 +56,7 @@ def test_second_texts_are_told_apart_where_the_model_can(name: str, tmp_path: Pa
     ids = PublicTokenizer(model.folder, 64).encode(TEXTS[:1]).ids
     types = (np.arange(len(ids.ids)) > 9).astype(np.int64)
     found = [lower(batch_of(TokenizedTexts(ids, one), np.arange(1), 0)) for one in (None, types)]
-    assert torch.allclose(*found, atol=1e-6) == (name == "distilbert")
+    assert torch.allclose(*found, atol=1e-6) == (name in ("distilbert", "mpnet"))
 
 
 def test_pairs_are_trained_with_and_sent(bert: Checkpoint) -> None:

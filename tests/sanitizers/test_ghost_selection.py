@@ -26,7 +26,19 @@ import ghost as literal  # noqa: E402
 SPECIAL = (0, 1, 2, 3)
 LENGTHS = (6, 5, 6)
 CAUSAL = ("gpt2", "llama-tied")
-OTHERS = ("roberta", "distilbert", "xlm-roberta", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "smollm3")
+OTHERS = (
+    "roberta",
+    "mpnet",
+    "distilbert",
+    "xlm-roberta",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "smollm3",
+)
 
 
 def plain(name: str, spread: float = 1.0) -> Any:
@@ -39,7 +51,7 @@ def plain(name: str, spread: float = 1.0) -> Any:
 
 
 def network(name: str, quick: bool = False, spread: float = 1.0) -> Encoder:
-    causal = name not in ("bert", "roberta", "distilbert", "xlm-roberta")
+    causal = name not in ("bert", "mpnet", "roberta", "distilbert", "xlm-roberta")
     return replace(Encoder.over(plain(name, spread), causal), quick=quick)
 
 

@@ -380,7 +380,14 @@ def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("name", "pads"), [("gpt2", (300, 10**6, -7)), ("roberta", (-5, 300)), ("bert", (-1, 300)), ("xlm-roberta", (-5,))]
+    ("name", "pads"),
+    [
+        ("gpt2", (300, 10**6, -7)),
+        ("roberta", (-5, 300)),
+        ("mpnet", (-5, 300)),
+        ("bert", (-1, 300)),
+        ("xlm-roberta", (-5,)),
+    ],
 )
 def test_padding_ids_of_every_kind_of_model(tmp_path: Path, name: str, pads: tuple[int, ...]) -> None:
     """RoBERTa counts its positions from the padding id; a GPU fails for good at an id that its table does not have."""

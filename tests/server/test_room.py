@@ -53,7 +53,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-DECODERS, ENCODERS = ("llama-tied", "llama-untied", "gpt2"), ("bert", "distilbert", "roberta")
+DECODERS, ENCODERS = ("llama-tied", "llama-untied", "gpt2"), ("bert", "distilbert", "roberta", "mpnet")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ CASES: list[tuple[str, Task]] = [
     ("bert", "classification"),
     ("distilbert", "classification"),
     ("roberta", "classification"),
+    ("mpnet", "classification"),
     ("gpt2", "classification"),
     ("llama-untied", "classification"),
     ("gpt2", "next-token"),

@@ -40,14 +40,15 @@ def tokenizer_digest(folder: Path) -> str:
 PARTS = frozenset((
     "LayerNorm", "attention", "attn", "bert", "beta", "bias", "c_attn", "c_fc", "c_proj", "classifier", "cls",
     "decoder", "dense", "distilbert", "down_proj", "embed_tokens", "embeddings", "encoder", "ffn", "gamma",
-    "gate_proj", "h", "input_layernorm", "intermediate", "inv_freq", "k_lin", "k_norm", "k_proj", "key",
+    "gate_proj", "h", "input_layernorm", "intermediate", "inv_freq", "k", "k_lin", "k_norm", "k_proj", "key",
     "layer", "layer_norm", "layers", "lin1", "lin2", "lm_head", "ln_1", "ln_2", "ln_f", "masked_bias", "mlp",
-    "model", "norm", "o_proj", "out_lin", "out_proj", "output", "output_layer_norm", "pooler",
+    "model", "mpnet", "norm", "o", "o_proj", "out_lin", "out_proj", "output", "output_layer_norm", "pooler",
     "position_embeddings", "position_ids", "post_attention_layernorm", "post_feedforward_layernorm",
-    "pre_classifier", "pre_feedforward_layernorm", "predictions", "q_lin", "q_norm", "q_proj", "qa_outputs",
-    "query", "roberta", "rotary_emb", "sa_layer_norm", "score", "self", "self_attn", "seq_relationship",
-    "token_type_embeddings", "token_type_ids", "transform", "transformer", "up_proj", "v_lin", "v_proj",
-    "value", "vocab_layer_norm", "vocab_projector", "vocab_transform", "weight", "word_embeddings", "wpe", "wte",
+    "pre_classifier", "pre_feedforward_layernorm", "predictions", "q", "q_lin", "q_norm", "q_proj", "qa_outputs",
+    "query", "relative_attention_bias", "roberta", "rotary_emb", "sa_layer_norm", "score", "self", "self_attn",
+    "seq_relationship", "token_type_embeddings", "token_type_ids", "transform", "transformer", "up_proj", "v",
+    "v_lin", "v_proj", "value", "vocab_layer_norm", "vocab_projector", "vocab_transform", "weight",
+    "word_embeddings", "wpe", "wte",
 ))  # fmt: skip
 
 

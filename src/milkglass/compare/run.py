@@ -25,7 +25,7 @@ from milkglass.compare import attackers, keep
 from milkglass.compare.result import Compared, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import DefenceWay, Setting, Way, WayAnswer
+from milkglass.compare.ways import Setting, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import packed, require_same_run, unpacked
 from milkglass.metrics.glue import pearson
@@ -33,6 +33,7 @@ from milkglass.metrics.interval import Interval, resampled
 from milkglass.progress import Log, duration
 from milkglass.threat.budget import Budget
 
+TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 3  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
@@ -87,6 +88,11 @@ def compare(
     return replace(compared, verdict=verdict(compared))
 
 
+def _is_attacked(way: Way) -> bool:
+    """Returns whether attacks of some length read what the way sends."""
+    return not way.local and way.group not in ("confidential hardware", "sent as it is")
+
+
 def run_name(setting: Setting) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
     about = {
@@ -109,7 +115,7 @@ class _Run:
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
         self._started, self.earlier = time.monotonic(), 0.0
-        self._trained, self._attacked = list[float](), list[float]()  # seconds by the clock
+        self._trained, self._attacked = list[float](), list[float]()  # seconds by the clock, of a unit of work, a way
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -119,22 +125,20 @@ class _Run:
         if not self._trained:
             return math.nan
         attacks = float(np.mean(self._attacked)) if self._attacked else self.limits.attacks
-        costs = (self._training_cost(way) + attacks for way in ways if self._is_trained(way))
+        costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
         return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
 
-    @staticmethod
-    def _is_trained(way: Way) -> bool:
-        return isinstance(way, DefenceWay) and bool(way.entry)
-
     def _training_cost(self, way: Way) -> float:
-        """Returns about how many seconds a way's training takes; 0 before one was seen."""
-        return float(np.mean(self._trained)) if self._trained and self._is_trained(way) else 0.0
+        """Returns about how many seconds of the clock a way's training takes; 0 before one was seen."""
+        if not self._trained or not (work := way.work(self.setting)):
+            return 0.0
+        return work * float(np.mean(self._trained))
 
     def _attack_time(self, later: Sequence[Way]) -> float:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
         trained = sum(map(self._training_cost, later))
-        share = (self.limits.seconds - self.elapsed() - trained) / (1 + sum(map(self._is_trained, later)))
-        return max(MIN_ATTACK_SECONDS, share)
+        attacked = sum(_is_attacked(way) for way in later)
+        return max(MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed() - trained) / (1 + attacked))
 
     def one(self, way: Way, later: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers.
@@ -149,8 +153,8 @@ class _Run:
         blank = WayResult(
             way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=command
         )
-        cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if self._is_trained(way) else 0.0)
-        if self.elapsed() + cost > self.limits.seconds and not way.local:
+        cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
+        if self.elapsed() + cost > self.limits.seconds and cost:
             spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
             return replace(blank, reason=f"{spent}, and it takes about {duration(cost)}: give a longer --budget"), None
         try:
@@ -159,7 +163,7 @@ class _Run:
             begun = time.monotonic()
             answered = way.answered(self.setting)
             if answered.cell is not None:
-                self._trained.append(time.monotonic() - begun)
+                self._seen(time.monotonic() - begun, way)
             if way.local:
                 self.models[way.name] = answered
             reading = self._reading(way, answered, seconds)
@@ -171,6 +175,11 @@ class _Run:
         )  # fmt: skip
         self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
         return done, answered.answers
+
+    def _seen(self, seconds: float, way: Way) -> None:
+        """Remembers how long a training took. One that was there before tells nothing."""
+        if (work := way.work(self.setting)) and seconds > TAKEN_OVER:
+            self._trained.append(seconds / work)
 
     def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
         """Returns that the training was too short to tell, if it was."""

@@ -27,13 +27,15 @@ from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, tr
 from milkglass.experiments.runs import unpacked
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import is_here, resolve
 from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 from milkglass.threat.observations import Observation, Tokens
 
-MAX_SMALL_BYTES = 200_000_000  # of a model that a laptop trains in minutes
+SMALL = range(200_000_000)  # bytes of a model that a laptop trains in minutes
+LARGE = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
+WIDE = 20_000  # rows of a matrix that is a table of tokens
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
@@ -129,6 +131,10 @@ class Way(abc.ABC):
         """Returns why the way does not apply, or None."""
         return None
 
+    def work(self, setting: Setting) -> float:
+        """Returns about what a training of the way costs, in trainings of the comparison's model."""
+        return 0.0
+
 
 def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
@@ -200,15 +206,25 @@ class LinearWay(Way):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderWay(Way):
-    """A small encoder that is trained on this machine: the comparison's own model if it is small, else `model`."""
+    """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
 
     model: str
+    size: range = SMALL
 
     def base(self, setting: Setting) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
-        if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) <= MAX_SMALL_BYTES:
+        if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) in self.size:
             return setting.base
         return Checkpoint.open(resolve(self.model))
+
+    def refuses(self, setting: Setting) -> str | None:
+        if weight_bytes(setting.base) in self.size or is_here(self.model):
+            return None
+        return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
+
+    def work(self, setting: Setting) -> float:
+        base = self.base(setting)
+        return layer_weights(base) / layer_weights(setting.base)
 
     def answered(self, setting: Setting) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
@@ -237,6 +253,9 @@ class DefenceWay(Way):
     def refuses(self, setting: Setting) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
+    def work(self, setting: Setting) -> float:
+        return 1.0 if self.entry else 0.0  # without a defence it is the cell of the encoder at home
+
     def answered(self, setting: Setting) -> WayAnswer:
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
@@ -258,6 +277,12 @@ def weight_bytes(base: Checkpoint) -> int:
     return sum(path.stat().st_size for path in base.folder.glob("*.safetensors"))
 
 
+def layer_weights(base: Checkpoint) -> int:
+    """Returns how many weights the layers have, which a training multiplies by. Tables are looked up."""
+    shapes = (one.shape for one in base.tensors.values())
+    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < WIDE)
+
+
 PROVIDER = "the provider, who reads it"
 TRAINS = "a GPU, and your model of any kind"
 SERVES = "a GPU, and the scrambled model"
@@ -272,6 +297,10 @@ WAYS: Catalogue[Way] = Catalogue(
     EncoderWay(
         name="encoder", title="a small encoder on your machine", group="nothing is sent", model="demo:minilm",
         command="milkglass classify --local {kept} --in {rows}",
+    ),
+    EncoderWay(
+        name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
+        model="demo:mpnet", size=LARGE, command="milkglass classify --local {kept} --in {rows}", quick=False,
     ),
     DefenceWay(
         name="masked", title="names masked by Presidio", group="names are masked", trust=PROVIDER, provider=TRAINS,

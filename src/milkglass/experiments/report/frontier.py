@@ -19,7 +19,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
-from milkglass.plots import COLOURS, GREY, numbered, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, named, numbered, panels, styled, svg
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
@@ -145,47 +145,65 @@ def on_frontier(every: Sequence[DefencePoint], level: float | None) -> list[bool
     ]
 
 
-def frontier_svg(every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
-    """Returns the frontier as SVG.
+def finding(every: Sequence[DefencePoint], level: float | None) -> str:
+    """Returns in a sentence what the points show. `level` is the utility of the client alone."""
+    candidates = [one for one in every if not one.control and one.read < ALL_READ]
+    if level is None:
+        return f"Of {len(candidates)} defences, none is compared with a client alone."
+    better = sorted((one for one in candidates if one.utility > level), key=lambda one: one.read)
+    if not better:
+        return (
+            f"None of {len(candidates)} defences has more than the {level:.1f} % of a linear model that sends nothing."
+        )
+    least = better[0]
+    have = "has" if len(better) == 1 else "have"
+    return (
+        f"{len(better)} of {len(candidates)} defences {have} more than a linear model that sends nothing "
+        f"({level:.1f} %); of what such a defence sends, at least {least.read:.0f} % of the content is read "
+        f"({least.defence})."
+    )
+
+
+def frontier_svg(
+    every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
+    """Returns the frontier as SVG, with its finding as the caption.
 
     Args:
-        every: the points.
+        every: the points, from which the finding follows.
         level: the utility of the client alone.
         about: one line on what was measured.
         notes: further lines below it.
+        names: the defences that are drawn, and how each is called there. None: all, by their own names.
     """
-    every = sorted(every, key=lambda one: one.read)
-    colours = [ON_FRONTIER if on else OFF_FRONTIER for on in on_frontier(every, level)]
-    notes = [about, *notes, *([] if level is not None else ["No result here has a row of the client alone."])]
-    below = [line for note in notes for line in textwrap.wrap(note, 120)]
+    shown = [one for one in every if names is None or one.defence in names]
+    colours = dict(zip((one.defence for one in every), on_frontier(every, level), strict=True))
+    below = [line for note in (finding(every, level), about, *notes) for line in textwrap.wrap(note, 95)]
     with styled():
-        figure, (axes, names) = panels(2, 440, max(420, 18 * len(every) + 60) + 16 * len(below))
-        names.axis("off")
-        axes.set(xlim=(-2, 102), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
-        for one, colour in zip(every, colours, strict=True):
+        figure, (axes,) = panels(1, 640, 420 + 16 * len(below))
+        axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
+        for one in shown:
             axes.errorbar(
-                one.read, one.utility, one.utility_spread, one.content_spread, fmt="o", color=colour, alpha=0.9,
-                elinewidth=0.8,
+                one.read, one.utility, one.utility_spread, one.content_spread, fmt="o", alpha=0.9, elinewidth=0.8,
+                color=ON_FRONTIER if colours[one.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
-        lines = [] if level is None else [(level, "the client alone")]
-        lines += [(one.utility, "the client alone with the same model") for one in every if one.defence == PLAIN]
+        lines = [] if level is None else [(level, "a linear model, nothing sent")]
+        lines += [(one.utility, "the same model at home, nothing sent") for one in every if one.defence == PLAIN]
         for at, words in lines:
             axes.axhline(at, color=GREY, linestyle="--", linewidth=1)
             axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
-        numbered(axes, [(one.read, one.utility) for one in every], colours)
-        for number, (one, colour) in enumerate(zip(every, colours, strict=True)):
-            words = f"{number + 1}  {one.defence}: {one.utility:.1f}, {one.read:.1f} read"
-            names.annotate(
-                words, (0, 1), xytext=(0, -18 * number), xycoords="axes fraction", textcoords="offset points",
-                va="top", color=colour, fontsize=11,
-            )  # fmt: skip
-        return svg(figure, about)
+        called = [one.defence if names is None else names[one.defence] for one in shown]
+        named(axes, [(one.read, one.utility) for one in shown], called)
+        return svg(figure, finding(every, level))
 
 
-def svg_of_results(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
-    """Returns the frontier of results as their files have them."""
+def svg_of_results(
+    results: Sequence[Mapping[str, Any]], data: str, about: str, names: Mapping[str, str] | None = None
+) -> str:
+    """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
     figures = [read(result) for result in results]
     left = unplaced(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
-    return frontier_svg(points(figures, data), best_alone(figures, data), about, notes)
+    return frontier_svg(points(figures, data), best_alone(figures, data), about, notes, names)

@@ -12,7 +12,7 @@ from milkglass.catalogue import Catalogue
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.decoders import GPT2, LLAMA
-from milkglass.models.families.encoders import BERT, DISTILBERT, ROBERTA
+from milkglass.models.families.encoders import BERT, DISTILBERT, MPNET, ROBERTA
 from milkglass.models.families.family import Architecture, Family
 
 FAMILIES: Catalogue[Family] = Catalogue(
@@ -20,6 +20,7 @@ FAMILIES: Catalogue[Family] = Catalogue(
     BERT,
     ROBERTA,
     DISTILBERT,
+    MPNET,
     GPT2,
     LLAMA,
     group="milkglass.family",

@@ -1,7 +1,7 @@
-"""Encoders with layer norms after the sum: BERT, RoBERTa and DistilBERT.
+"""Encoders with layer norms after the sum: BERT, RoBERTa, DistilBERT and MPNet.
 
 Their masked-language head is tied to the table and has its own bias. DistilBERT has half the layers of BERT and no
-token types.
+token types. MPNet's attention also depends on how far apart two tokens stand.
 """
 
 from __future__ import annotations
@@ -52,4 +52,22 @@ ROBERTA = Family(
     heads=("lm_head.decoder.weight",),
     biases=("lm_head.bias", "lm_head.decoder.bias"),
     pinned=_padding,
+)
+
+
+def _mpnet_padding(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns MPNet's padding id. Its code counts positions from 1 whatever the config says."""
+    return (1,)
+
+
+MPNET = Family(
+    name="MPNet",
+    kind="encoder",
+    model_types=("mpnet",),
+    table=("embeddings.word_embeddings.weight",),
+    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="intermediate.dense",
+    heads=("lm_head.decoder.weight",),
+    biases=("lm_head.bias", "lm_head.decoder.bias"),
+    pinned=_mpnet_padding,
 )
