@@ -90,18 +90,26 @@ def result() -> DemoResult:
     audit = {"verdict": HOSTILE, "examples": [{"original": HOSTILE, "pieces": [piece], "sent": [*range(200)]}]}
     half = Half("sorting", HOSTILE, ("--key", Path("k")), "ft-1", audit, {"original model": 9_000_000}, 12.0)
     asked = [{"text": HOSTILE, "truth": "a", "label": "a", "answer": HOSTILE}] * 2
-    return DemoResult("0.1", 100.0, half, asked, 1, half, asked)
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6, "units": 2}
+    ways = [
+        {"title": HOSTILE, "state": "done", "quality": interval, "reading": None},
+        {"title": "sent", "state": "done", "quality": interval, "reading": {"content": interval, "cut": True}},
+        {"title": "unfinished way", "state": "not run", "quality": None, "reading": None},
+    ]
+    return DemoResult("0.1", 100.0, {"ways": ways, "verdict": [HOSTILE]}, half, asked, half, asked)
 
 
 def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
     page, tags = render(result()), Tags()
     tags.feed(page)
     assert "script" not in tags.tags and "<script" not in page and "{{ 7 * 7 }}" in page
-    assert set(tags.links) == {"client/sorting-audit/audit.html"}
+    assert set(tags.links) == {"client/sorting-audit/audit.html", "client/comparison/compare.html"}
+    assert "at least 50.0\u00a0% of names and content words read" in page and "nothing is sent" in page
+    assert "unfinished way" not in page
     assert "and 110 more" in page
     result().write(tmp_path / "result.json")
     document = json.loads((tmp_path / "result.json").read_text("utf-8"))
-    assert (document["correct"], document["answered"], document["alone"]) == (2, 0, 1)
+    assert (document["correct"], document["answered"], document["compared"]["verdict"]) == (2, 0, [HOSTILE])
 
 
 @pytest.mark.slow
@@ -113,6 +121,7 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
     for half in (done.sorting, done.writing):
         assert (out / "client" / f"{half.name}-audit" / "audit.html").is_file()
+        assert (out / "client" / "comparison" / "compare.html").is_file()
         assert half.audit["examples"] and all(one["sent"] for one in half.audit["examples"])
     nothing_private_on(out)
 

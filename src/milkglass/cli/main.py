@@ -140,7 +140,7 @@ def demo(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the process, not the quality.")] = False,
 ) -> None:
-    """Obfuscate, serve, fine-tune and use both embedded models, then show who saw what. Takes some minutes."""
+    """Compare ways, then obfuscate, serve, fine-tune and use two models, and show who saw what. Takes some minutes."""
     from milkglass.demo.run import run_demo
 
     run_demo(out, quick=quick)

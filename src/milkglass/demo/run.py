@@ -1,4 +1,4 @@
-"""The main job as its commands, one after another: on two embedded models and the messages of an invented clinic.
+"""A comparison, and then the main job, as commands: on two embedded models and the messages of an invented clinic.
 
 Each command is printed as it can be typed. The server is a process of its own, which is given a home folder and the
 weights of a public model, nothing else. `run_demo` is `milkglass demo` and `make demo`.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.demo.page import DemoResult, Half, write_page
+from milkglass.demo.page import COMPARISON, DemoResult, Half, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.system import stoppable
 
@@ -36,6 +36,9 @@ GRACE = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
 LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
+COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
+QUICKLY = ("--ways", "commonest,linear,encoder,plain", "--max-length", "64", "--epochs", "1", "--attacks", "10s")
 TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
 QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
 SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
@@ -149,7 +152,7 @@ class Demo:
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
-        budget = "20s" if self.quick else "60s"
+        budget = "20s" if self.quick else "40s"
         audit = self.command(
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
@@ -164,7 +167,7 @@ class Demo:
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
-    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
+    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json, and in `out`/client the comparison and audits.
 
     The server is stopped whatever happens, on Ctrl-C and SIGTERM too. Raises UsageError if `out` holds other things
     than an earlier demo.
@@ -176,16 +179,27 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
+            compared = _comparison(demo)
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
         result = DemoResult(
-            version("milkglass"), time.monotonic() - started, sorting, classified, _alone(demo), writing, generated
+            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
         )
         result.write(out / "result.json")
         write_page(out / "index.html", result)
     print("\n" + result.words())
     print(f"the page: {(out / 'index.html').resolve()}")
     return result
+
+
+def _comparison(demo: Demo) -> dict[str, Any]:
+    """Compares ways of sorting the messages, before anything is sent. Returns the comparison."""
+    train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
+    out = demo.out / "client" / COMPARISON
+    words = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
+    found: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
+    print("\n".join(found["verdict"]), flush=True)
+    return found
 
 
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
@@ -209,17 +223,6 @@ def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
         answer = demo.command(*words, *half.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return half, answers
-
-
-def _alone(demo: Demo) -> int:
-    """Returns how many test messages a linear model over the owner's own rows sorts correctly, with nothing sent."""
-    from milkglass.client.alone import LinearModel
-
-    train, test = read_rows("tickets_train.jsonl"), read_rows("tickets_test.jsonl")
-    names = sorted({row["label"] for row in train})
-    model = LinearModel.fit([row["text"] for row in train], [names.index(row["label"]) for row in train])
-    guesses = model.predict([row["text"] for row in test])
-    return sum(names[int(guess)] == row["label"] for guess, row in zip(guesses, test, strict=True))
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
