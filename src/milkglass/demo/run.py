@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from typing import Any
 from milkglass import files
 from milkglass.demo.page import COMPARISON, DemoResult, Half, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
+from milkglass.progress import Heartbeat
 from milkglass.system import stoppable
 
 READY = "listening on "
@@ -141,7 +142,9 @@ class Demo:
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
         started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
         output = subprocess.PIPE if as_json else None
-        done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
+        quiet = as_json and line[0] != "compare"  # which says itself what it does
+        with at_work(line[0]) if quiet else nullcontext():
+            done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
         if done.returncode:
             raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
         return json.loads(done.stdout) if as_json else None
@@ -223,6 +226,18 @@ def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
         answer = demo.command(*words, *half.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return half, answers
+
+
+@contextmanager
+def at_work(command: str) -> Iterator[None]:
+    """Says that a command with --json, which says nothing until its end, is at work."""
+    beat = Heartbeat(lambda words: print(words, flush=True))
+    beat.doing = command
+    beat.begin()
+    try:
+        yield
+    finally:
+        beat.end()
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
