@@ -15,6 +15,7 @@ from milkglass.demo import run
 from milkglass.demo.page import DemoResult, Half, render
 from milkglass.demo.run import MARK, read_rows, run_demo
 from milkglass.errors import UsageError
+from milkglass.system import cores
 from tests import tiny
 
 HOSTILE = '<script>alert("1")</script>{{ 7 * 7 }}'
@@ -110,6 +111,11 @@ def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
     result().write(tmp_path / "result.json")
     document = json.loads((tmp_path / "result.json").read_text("utf-8"))
     assert (document["correct"], document["answered"], document["compared"]["verdict"]) == (2, 0, [HOSTILE])
+
+
+def test_an_audit_has_more_time_on_a_busy_machine() -> None:
+    assert run.audit_seconds(False, 0.0) == run.audit_seconds(False, float(cores())) == 40
+    assert run.audit_seconds(True, 2.0 * cores()) == 40 and run.audit_seconds(True, 99.0 * cores()) == 80
 
 
 @pytest.mark.slow

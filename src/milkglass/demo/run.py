@@ -29,7 +29,7 @@ from milkglass import files
 from milkglass.demo.page import COMPARISON, DemoResult, Half, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
-from milkglass.system import stoppable
+from milkglass.system import cores, stoppable
 
 READY = "listening on "
 PATIENCE = 120.0  # seconds until it must listen
@@ -37,6 +37,7 @@ GRACE = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
 LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+MOST_BUSY = 4.0  # times as long as on a machine with nothing else to do
 WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
 COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
 QUICKLY = ("--ways", "commonest,linear,encoder,plain", "--max-length", "64", "--epochs", "1", "--attacks", "10s")
@@ -155,7 +156,7 @@ class Demo:
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
-        budget = "20s" if self.quick else "40s"
+        budget = f"{round(audit_seconds(self.quick))}s"
         audit = self.command(
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
@@ -226,6 +227,12 @@ def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
         answer = demo.command(*words, *half.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return half, answers
+
+
+def audit_seconds(quick: bool, load: float | None = None) -> float:
+    """Returns how long an audit may take by the clock: longer on a machine that has other work (`load`) to do."""
+    busy = (os.getloadavg()[0] if load is None else load) / cores()
+    return (20 if quick else 40) * min(MOST_BUSY, max(1.0, busy))
 
 
 @contextmanager
