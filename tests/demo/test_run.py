@@ -73,6 +73,17 @@ def test_an_earlier_demo_is_replaced_and_models_go(
         assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
 
 
+def test_the_model_that_the_comparison_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LARGE", 2)
+    with run._claimed(tmp_path / "out"):
+        comparison = tmp_path / "out" / "client" / "comparison"
+        for name in ("kept", "cells"):
+            (comparison / name).mkdir(parents=True)
+            (comparison / name / "model.safetensors").write_bytes(b"large")
+    assert (comparison / "kept" / "model.safetensors").is_file()
+    assert not (comparison / "cells" / "model.safetensors").exists()
+
+
 class Tags(HTMLParser):
     """Collects tags and attributes."""
 

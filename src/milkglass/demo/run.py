@@ -250,7 +250,10 @@ def at_work(command: str) -> Iterator[None]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """Makes `out` fresh, and removes models and keys at the end. Raises UsageError if no demo made the folder."""
+    """Makes `out` fresh, and at the end removes models, except the one that the comparison kept, and the passphrase.
+
+    Raises UsageError if no demo made the folder.
+    """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", "give a new folder with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
@@ -266,7 +269,10 @@ def _claimed(out: Path) -> Iterator[None]:
         yield
     finally:
         for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
-            if path.is_file() and (path.stat().st_size > LARGE or path.name == "passphrase"):
+            large = (
+                path.is_file() and path.stat().st_size > LARGE and path.parent != out / "client" / COMPARISON / "kept"
+            )
+            if large or path.name == "passphrase":
                 path.unlink()
 
 
