@@ -48,7 +48,7 @@ ALLOWED = {
         " schemes server server.spec threat"
     ),
     "compare": "attacks audit client defences experiments metrics models rows server server.spec threat",
-    "demo": "audit client models",
+    "demo": "audit models",
     "cli": (
         "attacks audit client compare demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"

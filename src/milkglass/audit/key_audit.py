@@ -8,6 +8,7 @@ Nothing is sent anywhere, and no server is needed. A stopped audit resumes when 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +67,8 @@ def audit_key(
         public: text of another kind that an attacker may have.
         known: texts you send that an attacker has word for word.
         server_transcript: what a server recorded (`milkglass serve --record`).
-        budget: processor time for the attacks, such as "90s" or "15m". The result's `unfinished` names attacks that it
-            cut off; a call with a larger budget resumes them.
+        budget: time for the attacks by the clock, such as "90s" or "15m". The result's `unfinished` names attacks
+            that it cut off; a call with a larger budget resumes them.
         rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
@@ -104,7 +105,9 @@ def audit_key(
     with limited_threads():
         scene, work = prepared(build_scene, about, folder, stage, chosen)
         advance = stage("attack", planned(scene, chosen))
-        result, _ = run_and_write(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1), chosen)
+        result, _ = run_and_write(
+            scene, work, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
+        )
     remember(unlocked.path, result)
     return result
 

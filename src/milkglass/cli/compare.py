@@ -12,7 +12,7 @@ from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read, say_skipped
 from milkglass.cli.ui.options import AsJson, option_of, original, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
-from milkglass.progress import duration
+from milkglass.progress import duration, heartbeat
 
 ATTACKS, MAX_LENGTH = 180.0, 256
 QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
@@ -80,7 +80,7 @@ def compare(
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.rows import ComparisonRows
-    from milkglass.compare.run import TimeLimits, heartbeat
+    from milkglass.compare.run import TimeLimits
     from milkglass.compare.run import compare as compared
     from milkglass.compare.training import REPORTS, cut_words
     from milkglass.compare.ways import ComparisonSettings, chosen_ways

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, table
+from milkglass.cli.ui.terminal import at_work, bars, emit, table
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def audit(
     ] = None,
     shield: Annotated[str, typer.Option(help="What --shield of `federated run` was: attackers know it.")] = "none",
     budget: Annotated[
-        str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h; a bare number is seconds.")
+        str, typer.Option(help="How long all attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds.")
     ] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
@@ -80,7 +81,19 @@ def audit(
     from milkglass.federated.state import require_begun
 
     require_begun(run)
-    file, other = columns.texts(text), columns.others(public)
+    with at_work(as_json):
+        file, other = columns.texts(text), columns.others(public)
+        result, read = _leakage(run, model, site, file, other, rows, attacks, shield, budget, seed, as_json)
+    _write(result, read, out, readings, page)
+    paths = {"figures": out, "what was read, private": readings, "the page, private": page}
+    emit(as_json, result.to_json(), lambda: _text(result, paths))
+
+
+def _leakage(
+    run: Path, model: str, site: str, file: DataFile, other: DataFile | None, rows: Path | None, attacks: str | None,
+    shield: str, budget: str, seed: int, as_json: bool,
+) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
+    """Attacks the updates of a site, and returns the figures and what was read."""
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
@@ -88,6 +101,7 @@ def audit(
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.table import opened
+    from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
     defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
@@ -95,10 +109,10 @@ def audit(
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
-        result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
-    _write(result, read, out, readings, page)
-    paths = {"figures": out, "what was read, private": readings, "the page, private": page}
-    emit(as_json, result.to_json(), lambda: _text(result, paths))
+        result, read = leakage(
+            audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
+        )
+    return result, read
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:

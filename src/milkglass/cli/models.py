@@ -174,6 +174,7 @@ def upload(
     """
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
+    options = "--key KEYFILE" if key is None else str(KeyOptions(key, None, passphrase_file))
     from milkglass.client.obfuscate.upload_check import others_in
     from milkglass.client.plain_names import is_plain
 
@@ -187,7 +188,7 @@ def upload(
                 unlocked.remember(None, model=model)
             did = f"the server had this very model already, nothing was replaced: {model}"
             words = did if repeats else f"uploaded: {model}"
-            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server)}")
+            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server, options)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
@@ -221,12 +222,12 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     return unlocked
 
 
-def _next(remote: Remote, model: str, server: ServerOptions) -> str:
+def _next(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
     """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
-    tune = f"next: milkglass finetune {model} DATA --key KEYFILE {server}"
+    tune = f"next: milkglass finetune {model} DATA {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
-    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy --key KEYFILE {server}"
+    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy {key} {server}"
 
 
 @with_options

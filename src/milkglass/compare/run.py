@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -319,28 +317,3 @@ def _example(raw: Any) -> Any:
     if raw is None:
         return None
     return ReadExample(raw["original"], tuple(TokenReading(**one) for one in raw["pieces"]), tuple(raw["sent"]))
-
-
-@contextmanager
-def heartbeat(log: Log, seconds: float = 9.5) -> Iterator[Log]:
-    """Yields a log that says that work goes on, if nothing was said for so long."""
-    started = time.monotonic()
-    last, ended = [started], threading.Event()
-
-    def said(words: str) -> None:
-        last[0] = time.monotonic()
-        log(words)
-
-    def beat() -> None:
-        while not ended.wait(1.0):
-            if time.monotonic() - last[0] >= seconds:
-                last[0] = time.monotonic()
-                log(f"... at work for {duration(time.monotonic() - started)}")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield said
-    finally:
-        ended.set()
-        thread.join()

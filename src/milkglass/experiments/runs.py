@@ -35,7 +35,7 @@ from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import ATTACHED, Event, Hyperparameters, JobSpec, Status
-from milkglass.system import cores
+from milkglass.system import cores, stoppable
 
 SPLITS = ("train", "validation")
 TAKEN = "taken.json"  # see `taken`
@@ -157,7 +157,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with (job / "worker.log").open("ab") as log, started(job, log) as worker:
+        with stoppable(), (job / "worker.log").open("ab") as log, started(job, log) as worker:
             follow(worker, job / "events.jsonl", progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
