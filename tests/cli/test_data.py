@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.text_input import to_classify
-from milkglass.compare.rows import OwnRows
+from milkglass.compare.rows import ComparisonRows
 from milkglass.rows.blocks import require_rows, shape_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, summarise
@@ -86,7 +86,7 @@ def test_rows_with_labels_are_read_by_all(
     none = ColumnOptions()
     of_training: Summary = none.training(rows)[1]
     assert (of_training.rows, of_training.pairs, of_training.counts) == (100, paired, (50, 50))
-    own = OwnRows.read(DataFile(rows), None, seed=0)
+    own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
     assert summarise(none.texts(rows)).rows == 100
     asked = to_classify(None, rows, none)
