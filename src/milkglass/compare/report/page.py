@@ -25,6 +25,7 @@ def render(result: Compared) -> str:
         "quality": lambda value: words.with_interval(value, result.measure),
         "share": words.percent,
         "read": words.read_by_attacks,
+        "rouge": words.rouge,
         "duration": duration,
         "visible": lambda text: visible(text, texts),
     }

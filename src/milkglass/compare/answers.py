@@ -1,0 +1,240 @@
+"""The cell of a way on rows with answers: a decoder is split, tuned by the server's own worker, and asked.
+
+What crosses in training and in a prompt follows from the client half:
+
+    scrambled ids       whole conversations, in the ids of the key
+    masked text         every message of training rows; of a prompt all but what the model said before
+    tokens replaced     what the user says, as the recipes of sanitized generation do it; training answers cross as are
+
+Every way is asked about the same rows, and its loss is that of the rows' own answers. Written answers are greedy.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from milkglass import files
+from milkglass.client.codec.codec import Codec
+from milkglass.compare.chat_rows import ChatRows, question, references
+from milkglass.defences.masked_text import MaskingClient
+from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
+from milkglass.defences.token_halves import TokenClient, TokenServer
+from milkglass.errors import JobFailed, UnsupportedModel
+from milkglass.experiments.kinds.fine_tuning import write_rows
+from milkglass.experiments.kinds.generation import greedy, row_losses
+from milkglass.experiments.procedures import sanitized_chats
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
+from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
+from milkglass.experiments.runs import made, packed, run_job, unpacked, write_spec
+from milkglass.metrics import text
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
+from milkglass.progress import Log
+from milkglass.rows.examples import Example, examples_of
+from milkglass.rows.messages import Message
+from milkglass.sanitizers.text import TokenReader
+from milkglass.sequences import Ids
+from milkglass.server.spec import Hyperparameters
+from milkglass.threat.defence import Defence
+
+AT_ONCE = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
+WRITTEN_AT_ONCE = 8
+ANSWERED = "answered.json"
+
+
+@dataclass(frozen=True)
+class ChatSender:
+    """What a client half sends of conversations.
+
+    Attributes:
+        sanitizer: of tokens of prompts. None: the client half replaces no tokens.
+    """
+
+    client: TokenClient
+    sanitizer: ChatSanitizer | None
+
+    @classmethod
+    def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
+        if not isinstance(client, SanitizedTokensClient):
+            return cls(client, None)
+        assert isinstance(defence, SanitizerDefence)
+        reader = TokenReader.of_model(base.folder, "the model")
+        counts = sanitized_chats.counted(reader, rows.chats, "")
+        return cls(client, ChatSanitizer.of(defence.method, reader, counts, "", seed))
+
+    @property
+    def codec(self) -> Codec:
+        return self.client.codec
+
+    def training_rows(self, rows: Sequence[Example], folder: Path) -> Path:
+        """Writes training rows as they are sent, and returns their file."""
+        if isinstance(self.client, MaskingClient):
+            rows = [replace(one, messages=self._masked(one.messages)) for one in rows]
+        plain = sanitized_chats.write(rows, folder / "rows.jsonl")
+        return plain if self.sanitizer is None else self.sanitizer.write(plain, folder / "sanitized.jsonl")
+
+    def asked(self, rows: Sequence[Example], folder: Path) -> list[Example]:
+        """Returns rows with their questions as they are sent, and their own answers."""
+        if isinstance(self.client, MaskingClient):
+            return [replace(one, messages=(*self._prompt(one), one.messages[-1])) for one in rows]
+        if self.sanitizer is None:
+            return list(rows)
+        plain = sanitized_chats.write(rows, folder / "asked.jsonl")
+        return examples_of(self.sanitizer.write(plain, folder / "asked-sanitized.jsonl"))
+
+    def prompt(self, row: Example) -> Ids:
+        """Returns the ids of a row's question, as they are sent."""
+        if self.sanitizer is not None:
+            codec = self.codec
+            return self.sanitizer.sent_prompt(codec.tokenizer, question(row), codec.limit).ids
+        return self.codec.encode_chat(self._prompt(row), tools=row.tools)
+
+    def _prompt(self, row: Example) -> tuple[Message, ...]:
+        if not isinstance(self.client, MaskingClient):
+            return question(row)
+        return tuple(one if one["role"] == "assistant" else self._masked([one])[0] for one in question(row))
+
+    def _masked(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        texts = self.client.before([str(one.get("content") or "") for one in messages])
+        return tuple({**one, "content": new} for one, new in zip(messages, texts, strict=True))
+
+
+def tuned_decoder(
+    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters | None, max_length: int,
+    seed: int, cells: Path, threads: int | None, log: Log, deadline: float,
+) -> tuple[TrainedHalves, ChatSender]:  # fmt: skip
+    """Returns a cell, trained and asked if it does not exist, and what its client half sends.
+
+    The cell's predictions are each row's loss, then each row's number of answer tokens.
+
+    Args:
+        training: None: the model is asked as it is.
+        deadline: of `time.monotonic`, at which a training ends, and so does asking.
+
+    Raises:
+        JobFailed: the training failed, or the deadline passed.
+    """
+    extent = rows.extent
+    about = {
+        "version": CELL_VERSION,
+        "base": digest,
+        "data": {"rows": rows.digest, "train": rows.lines(rows.chats), "asked": rows.lines(rows.asked)},
+        "max_length": max_length,
+        "asked": [extent.written, extent.new_tokens],
+        "defence": defence.document(),
+        "training": None if training is None else training.model_dump(),
+        "seed": seed,
+    }
+    with cell_folder(cells, about) as folder:
+        client, server = halves(base, rows.train, defence, seed, folder, max_length)
+        if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
+            raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
+        sender = ChatSender.of(base, client, defence, rows, seed)
+        tuned = server if training is None else _tuned(sender, server, rows, training, folder, threads, log, deadline)
+        known = _answered(sender, tuned, rows, folder, log, deadline)
+    figures = {"rouge-l": float(known["rouge-l"]), "seconds": float(known["seconds"])}
+    nothing = np.empty((0, 0), np.float32)
+    cell = TrainedHalves(folder.name, client, server, tuned, figures, known["made"], known["predictions"], nothing)
+    return cell, sender
+
+
+def _tuned(
+    sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
+    threads: int | None, log: Log, deadline: float,
+) -> TokenServer:  # fmt: skip
+    job = folder / "job"
+    job.mkdir(exist_ok=True)
+    if not (job / "train.safetensors").is_file():
+        log("the rows are encoded")
+        file = sender.training_rows(rows.chats, folder)
+        write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
+    write_spec(job, server.folder, training, threads, ("train",))
+    run_job(job, log, deadline)
+    return TokenServer(job / "result")
+
+
+def _answered(
+    sender: ChatSender, server: TokenServer, rows: ChatRows, folder: Path, log: Log, deadline: float
+) -> dict[str, Any]:
+    """Returns the losses and the written answers, from the cell's folder if they are there."""
+    done = folder / ANSWERED
+    if done.is_file():
+        return dict(json.loads(done.read_text("utf-8")))
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    ).eval()  # fmt: skip
+    losses = _losses(model, sender, rows, folder, log, deadline)
+    asked = rows.asked[: rows.extent.written]
+    prompts = [sender.prompt(one) for one in asked]
+    texts, begun = list[str](), time.process_time()
+    for part in _parts(len(prompts), WRITTEN_AT_ONCE, "answers are written", log, deadline):
+        texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
+    seconds = (time.process_time() - begun) / max(1, len(prompts))
+    alike = text.rouge_rows(texts, references(asked))["rouge-l"]
+    found = {
+        "predictions": packed(losses.ravel()), "rouge-l": float(alike.mean()), "seconds": seconds, "texts": texts,
+        "made": made(folder),
+    }  # fmt: skip
+    files.write(done, json.dumps(found, ensure_ascii=False) + "\n")
+    return found
+
+
+def _losses(
+    model: Any, sender: ChatSender, rows: ChatRows, folder: Path, log: Log, deadline: float
+) -> NDArray[np.float64]:
+    """Returns (2, u) the sum of each row's losses, and the number of its answers' tokens."""
+    asked = sender.asked(rows.asked, folder)
+    done = sender.codec.encode_cut([one.messages for one in asked], None, [one.tools for one in asked])
+    examples: list[dict[str, Any]] = [
+        {"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)
+    ]
+    order = np.argsort([len(one) for one in done.ids], kind="stable").tolist()
+    result = np.zeros((2, len(asked)))
+    for part in _parts(len(order), AT_ONCE, "rows are asked about", log, deadline):
+        found = row_losses(model, [examples[i] for i in order[part]], AT_ONCE)
+        np.add.at(result, (slice(None), [done.sources[i] for i in order[part]]), np.stack(found))
+    return result
+
+
+def _parts(count: int, size: int, what: str, log: Log, deadline: float) -> Iterator[slice]:
+    """Yields slices of so many. Raises JobFailed once the deadline passed."""
+    said = time.monotonic()
+    for start in range(0, count, size):
+        if time.monotonic() > deadline:
+            raise JobFailed("the time is over", "the same command with more time goes on")
+        if time.monotonic() - said > 8:
+            log(f"{start} of {count} {what}")
+            said = time.monotonic()
+        yield slice(start, start + size)
+
+
+def row_bytes(base: Checkpoint) -> int:
+    """Returns the bytes of a token's vector as it leaves an enclave."""
+    table = family_of(base.config).locate(base).table
+    ref = base.tensors[table]
+    return int(ref.bytes // ref.shape[0])
+
+
+def losses_of(answers: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns (u,) the sum of each row's losses, and (u,) its number of tokens, from a way's answers."""
+    losses, tokens = np.asarray(answers, np.float64).reshape(2, -1)
+    return losses, tokens
+
+
+def predictions(cell: TrainedHalves) -> NDArray[Any]:
+    return unpacked(cell.predictions)
+
+
+def figures(cell: TrainedHalves) -> Mapping[str, float]:
+    """Returns the further measures of a cell's answers."""
+    return {"rouge-l": cell.figures["rouge-l"]}
