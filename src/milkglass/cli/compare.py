@@ -111,14 +111,15 @@ def compare(
         say_skipped(name, found.blank, found.empty)
 
     summary = checked(files[0], task)
-    given["max_length"] = max_length or (MAX_LENGTH if summary.task == TASK else MAX_LENGTH_OF_TEXTS)
+    length = max_length or (MAX_LENGTH if summary.task == TASK else MAX_LENGTH_OF_TEXTS)
+    given["max_length"] = length
     rows: OwnRows
     base = None
     if summary.task == TASK:
         skipped(files[0].name, summary)
         base = original(model)
         extent = QUICK if quick else Extent()
-        rows = chats = ChatRows.of(base, files[0], judged, seed, extent, given["max_length"], summary)
+        rows = chats = ChatRows.of(base, files[0], judged, seed, extent, length, summary)
         settings = hyperparameters_of({"task": TASK, **chats.training(given)})
         head: dict[str, Any] = {"task": TASK}
     else:

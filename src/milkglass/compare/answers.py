@@ -43,7 +43,6 @@ from milkglass.progress import Log
 from milkglass.rows.examples import Example, examples_of
 from milkglass.rows.messages import Message
 from milkglass.sanitizers.text import TokenReader
-from milkglass.sequences import Ids
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
@@ -92,7 +91,7 @@ class ChatSender:
         plain = sanitized_chats.write(rows, folder / "asked.jsonl")
         return examples_of(self.sanitizer.write(plain, folder / "asked-sanitized.jsonl"))
 
-    def prompt(self, row: Example) -> Ids:
+    def prompt(self, row: Example) -> NDArray[Any]:
         """Returns the ids of a row's question, as they are sent."""
         if self.sanitizer is not None:
             codec = self.codec
@@ -110,15 +109,15 @@ class ChatSender:
 
 
 def tuned_decoder(
-    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters | None, max_length: int,
-    seed: int, cells: Path, threads: int | None, log: Log, deadline: float,
+    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, tuned: bool, seed: int,
+    cells: Path, threads: int | None, log: Log, deadline: float,
 ) -> tuple[TrainedHalves, ChatSender]:  # fmt: skip
     """Returns a cell, trained and asked if it does not exist, and what its client half sends.
 
     The cell's predictions are each row's loss, then each row's number of answer tokens.
 
     Args:
-        training: None: the model is asked as it is.
+        tuned: whether the model is trained. Otherwise it is asked as it is.
         deadline: of `time.monotonic`, at which a training ends, and so does asking.
 
     Raises:
@@ -129,22 +128,21 @@ def tuned_decoder(
         "version": CELL_VERSION,
         "base": digest,
         "data": {"rows": rows.digest, "train": rows.lines(rows.chats), "asked": rows.lines(rows.asked)},
-        "max_length": max_length,
-        "asked": [extent.written, extent.new_tokens],
+        "asked": [extent.written, extent.new_tokens, training.dtype],
         "defence": defence.document(),
-        "training": None if training is None else training.model_dump(),
+        "training": training.model_dump() if tuned else {"max_length": training.max_length},
         "seed": seed,
     }
     with cell_folder(cells, about) as folder:
-        client, server = halves(base, rows.train, defence, seed, folder, max_length)
+        client, server = halves(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         sender = ChatSender.of(base, client, defence, rows, seed)
-        tuned = server if training is None else _tuned(sender, server, rows, training, folder, threads, log, deadline)
-        known = _answered(sender, tuned, rows, folder, log, deadline)
+        result = _tuned(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
+        known = _answered(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
     figures = {"rouge-l": float(known["rouge-l"]), "seconds": float(known["seconds"])}
     nothing = np.empty((0, 0), np.float32)
-    cell = TrainedHalves(folder.name, client, server, tuned, figures, known["made"], known["predictions"], nothing)
+    cell = TrainedHalves(folder.name, client, server, result, figures, known["made"], known["predictions"], nothing)
     return cell, sender
 
 
@@ -156,7 +154,8 @@ def _tuned(
     job.mkdir(exist_ok=True)
     if not (job / "train.safetensors").is_file():
         log("the rows are encoded")
-        file = sender.training_rows(rows.chats, folder)
+        most = None if training.max_steps is None else training.max_steps * training.batch_size
+        file = sender.training_rows(rows.chats[:most], folder)
         write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
     run_job(job, log, deadline)
@@ -164,16 +163,22 @@ def _tuned(
 
 
 def _answered(
-    sender: ChatSender, server: TokenServer, rows: ChatRows, folder: Path, log: Log, deadline: float
+    sender: ChatSender, server: TokenServer, rows: ChatRows, rounded: bool, folder: Path, log: Log, deadline: float
 ) -> dict[str, Any]:
-    """Returns the losses and the written answers, from the cell's folder if they are there."""
+    """Returns the losses and the written answers, from the cell's folder if they are there.
+
+    Args:
+        rounded: whether the arithmetic is bf16, as in training.
+    """
     done = folder / ANSWERED
     if done.is_file():
         return dict(json.loads(done.read_text("utf-8")))
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()  # fmt: skip
-    losses = _losses(model, sender, rows, folder, log, deadline)
+    with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+        losses = _losses(model, sender, rows, folder, log, deadline)
+    model = model.to(torch.bfloat16) if rounded else model
     asked = rows.asked[: rows.extent.written]
     prompts = [sender.prompt(one) for one in asked]
     texts, begun = list[str](), time.process_time()
@@ -202,7 +207,8 @@ def _losses(
     result = np.zeros((2, len(asked)))
     for part in _parts(len(order), AT_ONCE, "rows are asked about", log, deadline):
         found = row_losses(model, [examples[i] for i in order[part]], AT_ONCE)
-        np.add.at(result, (slice(None), [done.sources[i] for i in order[part]]), np.stack(found))
+        for place, loss, tokens in zip(order[part], *found, strict=True):
+            result[:, done.sources[place]] += loss, tokens
     return result
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import steps_of
-from milkglass.compare.rows import MIN_HELD_OUT, SHARE, OwnRows, Skipped
+from milkglass.compare.rows import MAX_ATTACKED, MIN_HELD_OUT, SHARE, OwnRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
+from milkglass.nearest.products import quick_in_bf16
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, Summary, examples_of, unlabelled
 from milkglass.rows.messages import Message
@@ -24,7 +25,7 @@ from milkglass.threat.defence import LabelledTexts
 
 TASK = "causal-lm"
 MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
-TOKENS_A_STEP = 1024  # of rows of the greatest length: a training of SmolLM2 then stays below 4 GB
+TOKENS_A_STEP = {"bfloat16": 1024, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
 MOST_A_STEP = 8  # rows, as `finetune` has it
 LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1
 SIZES = 1000  # rows that are encoded at a time
@@ -37,17 +38,19 @@ class Extent:
     Attributes:
         steps: of a training, at most.
         rows: that are asked about, at most.
+        attacked: texts that are attacked, at most.
         written: how many of these get a written answer.
         new_tokens: of a written answer, at most.
     """
 
     steps: int = 300
     rows: int = 200
+    attacked: int = MAX_ATTACKED
     written: int = 40
     new_tokens: int = 96
 
 
-QUICK = Extent(steps=12, rows=MIN_HELD_OUT, written=20, new_tokens=40)
+QUICK = Extent(steps=12, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,12 +126,18 @@ class ChatRows(OwnRows):
             extent=extent, longest=max(lengths), cut=len({*rows.long} & {*taken}), left_out=len(rows.unanswered),
         )  # fmt: skip
 
+    @property
+    def private(self) -> list[str]:
+        """Returns what is attacked: what users say in a half of the rows that are trained with."""
+        return super().private[: self.extent.attacked]
+
     def training(self, given: dict[str, Any]) -> dict[str, Any]:
         """Returns the settings of every training: those that were given, and others that fit a small machine."""
-        batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP // self.longest))
+        dtype = "bfloat16" if quick_in_bf16() else "float32"
+        batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
-            "dtype": "bfloat16", "group_by_length": False,
+            "dtype": dtype, "group_by_length": False,
         }  # fmt: skip
         if "n_epochs" not in given:
             size = given.get("batch_size", batch)
@@ -145,7 +154,7 @@ class ChatRows(OwnRows):
         max_length, steps = training.max_length, steps_of(len(self.chats), training)
         words = [
             f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
-            f"{min(self.extent.written, len(self.asked)):,} answers of up to {self.extent.new_tokens} tokens are written",
+            f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",
         ]
         if self.cut:
             words.append(f"{self.cut:,} of {len(self.chats):,} rows are cut to {max_length} tokens")

@@ -15,7 +15,6 @@ from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked, read_examples
 from milkglass.threat.defence import LabelledTexts
 
-Skipped = Callable[[str, Summary], None]  # receives each file's name and summary
 SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
 MAX_ATTACKED = 1_000  # texts that are attacked
 
@@ -39,7 +38,7 @@ class OwnRows:
     @classmethod
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
-        skipped: Skipped = lambda name, found: None, task: str | None = None,
+        skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
     ) -> OwnRows:  # fmt: skip
         """Reads the rows.
 

@@ -31,8 +31,8 @@ def verdict(result: Compared) -> tuple[str, ...]:
         )
     if any(one.group == "sent as it is" and _same(one) for one in sent):
         sentences.append(
-            "The model as it is gives the answers that it gives on your machine, since it is the same one: what a larger "
-            "model is worth is seen only with a larger MODEL."
+            "The model as it is gives the answers that it gives on your machine, since it is the same one: what a "
+            "larger model is worth is seen only with a larger MODEL."
         )
     if unfinished := [one.title for one in sent if one.reading is not None and one.reading.cut]:
         sentences.append(f"More time may read more of: {', '.join(unfinished)}.")

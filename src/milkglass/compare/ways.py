@@ -329,8 +329,8 @@ def decoder_of(
     assert isinstance(setting.rows, ChatRows)
     digest = setting.digest if base is None else base.digest()
     return answers.tuned_decoder(
-        base or setting.base, digest, setting.rows, defence, setting.training if tuned else None,
-        setting.training.max_length, setting.seed, setting.cells, setting.threads, setting.log, setting.deadline,
+        base or setting.base, digest, setting.rows, defence, setting.training, tuned, setting.seed, setting.cells,
+        setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
 
 
@@ -369,8 +369,8 @@ WAYS: Catalogue[Way] = Catalogue(
         command="vllm serve {kept}",
     ),
     DefenceWay(
-        name="masked", tasks=EVERY, title="names masked by Presidio", group="names are masked", trust=PROVIDER, provider=TRAINS,
-        entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
+        name="masked", tasks=EVERY, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
+        provider=TRAINS, entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
         name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
@@ -419,9 +419,9 @@ WAYS: Catalogue[Way] = Catalogue(
         entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
     ),
     DefenceWay(
-        name="confidential", tasks=EVERY, title="the model as it is, in attested hardware", group="confidential hardware",
-        trust="the maker of the hardware, and the image that it proves", provider="a confidential machine and GPU",
-        command="see docs/attested.md",
+        name="confidential", tasks=EVERY, title="the model as it is, in attested hardware",
+        group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
+        provider="a confidential machine and GPU", command="see docs/attested.md",
     ),
     DefenceWay(
         name="plain", tasks=EVERY, title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
