@@ -99,7 +99,8 @@ def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(tmp_pa
     found = read(base, written(tmp_path / "rows.jsonl", instructions(150)))
     assert replace(found, longest=512).training({})["batch_size"] == 2
     assert replace(found, longest=20).training({})["batch_size"] == 8
-    assert found.training({})["max_steps"] == QUICK.steps
+    assert found.training({"n_epochs": None, "batch_size": None})["max_steps"] == QUICK.steps
+    assert found.training({"n_epochs": None, "batch_size": None})["batch_size"] == 8
     assert "max_steps" not in found.training({"n_epochs": 2.0})
     few = replace(found, chats=found.chats[:10], extent=Extent(), longest=20)
     assert few.training({})["max_steps"] == 4, "three epochs of 10 rows, 8 at a time"
@@ -153,7 +154,7 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.1, value + 0.1, 40), above=gap,
         reading=seen, seconds=0.1, setup=9.0, bytes=0 if read is None else 200, trust="somebody", command=f"run {name}",
-        more={"rouge-l": 0.31},
+        more={"rouge-l": 0.31, "rouge-l low": 0.2, "rouge-l high": 0.4},
     )  # fmt: skip
 
 
@@ -189,7 +190,7 @@ def test_the_page_and_the_picture_of_losses() -> None:
     assert (
         "ROUGE-L" in html and "0.31" in html and "12 steps of 2 rows" in html and "lower loss is drawn higher" in html
     )
-    assert words.table(found)[0][:3] == ("", "loss", "ROUGE-L") and words.table(found)[1][2] == "0.31"
+    assert words.table(found)[0][:3] == ("", "loss", "ROUGE-L") and words.table(found)[1][2] == "0.31 (0.20-0.40)"
     svg = picture.picture_svg(found)
     down = {name: float(re.findall(rf' y="([0-9.]+)"[^>]*>{name}<', svg)[0]) for name in ("home", "ids")}
     assert down["home"] < down["ids"] and "nats a token" in svg, "the lower loss is higher"

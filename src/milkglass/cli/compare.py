@@ -117,6 +117,8 @@ def compare(
     base = None
     if summary.task == TASK:
         skipped(files[0].name, summary)
+        if judged is not None:
+            skipped(judged.name, checked(judged, TASK))
         base = original(model)
         extent = QUICK if quick else Extent()
         rows = chats = ChatRows.of(base, files[0], judged, seed, extent, length, summary)

@@ -27,6 +27,7 @@ from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.compare.chat_rows import ChatRows, question, references
 from milkglass.defences.masked_text import MaskingClient
+from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import JobFailed, UnsupportedModel
@@ -39,11 +40,12 @@ from milkglass.experiments.runs import made, packed, run_job, unpacked, write_sp
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
+from milkglass.models.tokenizer import longest
 from milkglass.progress import Log
 from milkglass.rows.examples import Example, examples_of
 from milkglass.rows.messages import Message
 from milkglass.sanitizers.text import TokenReader
-from milkglass.server.spec import Hyperparameters
+from milkglass.server.spec import IGNORED, Hyperparameters
 from milkglass.threat.defence import Defence
 
 AT_ONCE = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
@@ -56,24 +58,23 @@ class ChatSender:
     """What a client half sends of conversations.
 
     Attributes:
+        codec: the client half's, which takes as many tokens as the model: what is asked is not cut.
         sanitizer: of tokens of prompts. None: the client half replaces no tokens.
     """
 
     client: TokenClient
+    codec: Codec
     sanitizer: ChatSanitizer | None
 
     @classmethod
     def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
+        codec = replace(client.codec, limit=longest(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
-            return cls(client, None)
+            return cls(client, codec, None)
         assert isinstance(defence, SanitizerDefence)
         reader = TokenReader.of_model(base.folder, "the model")
         counts = sanitized_chats.counted(reader, rows.chats, "")
-        return cls(client, ChatSanitizer.of(defence.method, reader, counts, "", seed))
-
-    @property
-    def codec(self) -> Codec:
-        return self.client.codec
+        return cls(client, codec, ChatSanitizer.of(defence.method, reader, counts, "", seed))
 
     def training_rows(self, rows: Sequence[Example], folder: Path) -> Path:
         """Writes training rows as they are sent, and returns their file."""
@@ -94,8 +95,7 @@ class ChatSender:
     def prompt(self, row: Example) -> NDArray[Any]:
         """Returns the ids of a row's question, as they are sent."""
         if self.sanitizer is not None:
-            codec = self.codec
-            return self.sanitizer.sent_prompt(codec.tokenizer, question(row), codec.limit).ids
+            return self.sanitizer.sent_prompt(self.codec.tokenizer, question(row), self.codec.limit).ids
         return self.codec.encode_chat(self._prompt(row), tools=row.tools)
 
     def _prompt(self, row: Example) -> tuple[Message, ...]:
@@ -140,7 +140,11 @@ def tuned_decoder(
         sender = ChatSender.of(base, client, defence, rows, seed)
         result = _tuned(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
         known = _answered(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
-    figures = {"rouge-l": float(known["rouge-l"]), "seconds": float(known["seconds"])}
+    asked = references(rows.asked[: extent.written])
+    alike = text.rouge(known["texts"], asked, np.random.default_rng(0))["rouge-l"]
+    figures = {
+        "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": known["seconds"]
+    }  # fmt: skip
     nothing = np.empty((0, 0), np.float32)
     cell = TrainedHalves(folder.name, client, server, result, figures, known["made"], known["predictions"], nothing)
     return cell, sender
@@ -185,11 +189,7 @@ def _answered(
     for part in _parts(len(prompts), WRITTEN_AT_ONCE, "answers are written", log, deadline):
         texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - begun) / max(1, len(prompts))
-    alike = text.rouge_rows(texts, references(asked))["rouge-l"]
-    found = {
-        "predictions": packed(losses.ravel()), "rouge-l": float(alike.mean()), "seconds": seconds, "texts": texts,
-        "made": made(folder),
-    }  # fmt: skip
+    found = {"predictions": packed(losses.ravel()), "seconds": seconds, "texts": texts, "made": made(folder)}
     files.write(done, json.dumps(found, ensure_ascii=False) + "\n")
     return found
 
@@ -237,10 +237,21 @@ def losses_of(answers: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
     return losses, tokens
 
 
-def predictions(cell: TrainedHalves) -> NDArray[Any]:
-    return unpacked(cell.predictions)
+def predictions(cell: TrainedHalves, rows: ChatRows, counted_by: Checkpoint | None = None) -> NDArray[Any]:
+    """Returns (2 u,) the loss of each row's answers, then the number of their tokens.
+
+    Args:
+        counted_by: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
+            None: the cell's own.
+    """
+    found = unpacked(cell.predictions)
+    if counted_by is None:
+        return found
+    done = public_codec(counted_by).encode_cut([one.messages for one in rows.asked])
+    tokens = np.bincount(done.sources, [np.count_nonzero(one[1:] != IGNORED) for one in done.labels], len(rows.asked))
+    return np.concatenate([found[: len(rows.asked)], tokens])
 
 
 def figures(cell: TrainedHalves) -> Mapping[str, float]:
     """Returns the further measures of a cell's answers."""
-    return {"rouge-l": cell.figures["rouge-l"]}
+    return {name: value for name, value in cell.figures.items() if name.startswith("rouge-l")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,14 +88,14 @@ class ChatRows(OwnRows):
         Raises:
             CodecError: the model is an encoder, the rows are texts alone, or there are too few rows.
         """
+        if summary.kind != "chat":
+            raise unlabelled(data, summary)
         if architecture_of(base).kind == "encoder":
             error = unlabelled(data, summary)
             raise CodecError(
                 f"{error.message}, and the model is an encoder, which classifies",
                 "give a model that writes answers, such as demo:smollm2, or rows with a text and a label",
             )
-        if summary.kind != "chat":
-            raise unlabelled(data, summary)
         codec = public_codec(base)
         rows = _Sized.read(codec, data, max_length)
         files = [data] if validation is None else [data, validation]
@@ -131,18 +131,23 @@ class ChatRows(OwnRows):
         """Returns what is attacked: what users say in a half of the rows that are trained with."""
         return super().private[: self.extent.attacked]
 
-    def training(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings of every training: those that were given, and others that fit a small machine."""
+    def training(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of every training: those that were given, and others that fit a small machine.
+
+        Args:
+            given: None: not given.
+        """
+        requested = {name: value for name, value in given.items() if value is not None}
         dtype = "bfloat16" if quick_in_bf16() else "float32"
         batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
             "dtype": dtype, "group_by_length": False,
         }  # fmt: skip
-        if "n_epochs" not in given:
-            size = given.get("batch_size", batch)
+        if "n_epochs" not in requested:
+            size = requested.get("batch_size", batch)
             ours["max_steps"] = min(self.extent.steps, -(-3 * len(self.chats) // size))
-        return {**ours, **given}
+        return {**ours, **requested}
 
     @staticmethod
     def lines(rows: Sequence[Example]) -> str:

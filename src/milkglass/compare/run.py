@@ -69,6 +69,8 @@ def compare(
     """
     about = {"base": setting.digest, "rows": setting.rows.digest, "training": setting.training.model_dump(),
              "seed": setting.seed}  # fmt: skip
+    if isinstance(setting.rows, ChatRows):
+        about["asked"] = asdict(setting.rows.extent)
     require_same_run(out, {"compare": 2, **about})
     run = _Run(setting, out, limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()

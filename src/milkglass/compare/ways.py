@@ -257,10 +257,13 @@ class DecoderWay(Way):
         return Checkpoint.open(resolve(self.model))
 
     def answered(self, setting: Setting) -> WayAnswer:
-        watch, base = Stopwatch(), self.base(setting)
-        cell, _ = decoder_of(setting, Plain(), None if base is setting.base else base, self.tuned)
+        watch, base, rows = Stopwatch(), self.base(setting), setting.rows
+        assert isinstance(rows, ChatRows)
+        own = base is setting.base
+        cell, _ = decoder_of(setting, Plain(), None if own else base, self.tuned)
+        losses = answers.predictions(cell, rows, None if own else setting.base)
         return WayAnswer(
-            answers.predictions(cell), watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
+            losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
             more=answers.figures(cell),
         )  # fmt: skip
 
@@ -304,7 +307,7 @@ class DefenceWay(Way):
         if self.group == "states are sent":  # a row of the table for each token
             size = sum(map(len, prompts)) / len(asked) * answers.row_bytes(setting.base)
         return WayAnswer(
-            answers.predictions(cell),
+            answers.predictions(cell, rows),
             setup,
             seconds,
             size,

@@ -43,8 +43,11 @@ def line(way: WayResult, measure: str) -> str:
 
 
 def rouge(way: WayResult) -> str:
-    """Returns ROUGE-L of a way's written answers."""
-    return f"{way.more['rouge-l']:.2f}" if "rouge-l" in way.more else "-"
+    """Returns ROUGE-L of a way's written answers, with its interval over answers."""
+    if "rouge-l" not in way.more:
+        return "-"
+    value, low, high = (way.more[f"rouge-l{end}"] for end in ("", " low", " high"))
+    return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
 
 def table(result: Compared) -> list[tuple[str, ...]]:
