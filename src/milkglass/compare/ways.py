@@ -40,6 +40,7 @@ MAX_SMALL_BYTES = 200_000_000  # of a model that a laptop trains in minutes
 MAX_SMALL_DECODER = 600_000_000  # of one that writes answers on a laptop
 LABELS = ("classification", "regression")
 EVERY = (*LABELS, TASK)
+FEW_STEPS = 100  # of a training
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
@@ -317,7 +318,9 @@ class DefenceWay(Way):
         )
 
     def _notes(self, setting: Setting) -> tuple[str, ...]:
-        notes = list[str]()
+        notes, steps = list[str](), setting.training.max_steps
+        if "k" in self.entry and steps is not None and steps < FEW_STEPS:
+            notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
         if self.entry.get("sanitizer"):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
         if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
