@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ from milkglass.compare.run import loss_gap, read_way
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, chosen_ways
 from milkglass.defences.catalogue import defence_of
+from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
+from milkglass.experiments.kinds.generation import row_losses
 from milkglass.experiments.procedures.trials import halves
+from milkglass.experiments.runs import packed
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -203,6 +207,18 @@ def test_a_gap_of_losses_weighs_rows_by_their_tokens() -> None:
     assert loss_gap(ours, theirs).value == pytest.approx((32 - 34) / 12)
     same = loss_gap(ours, ours)
     assert (same.value, same.low, same.high) == (0, 0, 0)
+
+
+def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tmp_path: Path) -> None:
+    base = Checkpoint.open(model(tmp_path / "model"))
+    rows = read(base, written(tmp_path / "rows.jsonl", instructions(130)))
+    done = public_codec(base).encode_cut([one.messages for one in rows.asked])
+    examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
+    losses, tokens = row_losses(tiny.build("llama-tied"), examples)
+    cell: Any = SimpleNamespace(predictions=packed(np.concatenate([losses, tokens * 3])))
+    assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
+    found = answers.predictions(cell, rows, counted_by=base)
+    assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
