@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from milkglass.threat.defence import LabelledTexts
 
 TASK = "causal-lm"
 MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
-TOKENS_A_STEP = {"bfloat16": 1024, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
+TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
 MOST_A_STEP = 8  # rows, as `finetune` has it
 LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1
 SIZES = 1000  # rows that are encoded at a time
@@ -36,7 +37,7 @@ class Extent:
     """How much is trained and asked.
 
     Attributes:
-        steps: of a training, at most.
+        steps, trained: steps of a training and rows that it takes, the larger of the two, but no more than 3 epochs.
         rows: that are asked about, at most.
         attacked: texts that are attacked, at most.
         written: how many of these get a written answer.
@@ -44,13 +45,14 @@ class Extent:
     """
 
     steps: int = 300
+    trained: int = 600
     rows: int = 200
     attacked: int = MAX_ATTACKED
     written: int = 40
     new_tokens: int = 96
 
 
-QUICK = Extent(steps=12, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
+QUICK = Extent(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,7 +148,8 @@ class ChatRows(OwnRows):
         }  # fmt: skip
         if "n_epochs" not in requested:
             size = requested.get("batch_size", batch)
-            ours["max_steps"] = min(self.extent.steps, -(-3 * len(self.chats) // size))
+            steps = max(self.extent.steps, math.ceil(self.extent.trained / size))
+            ours["max_steps"] = min(steps, math.ceil(3 * len(self.chats) / size))
         return {**ours, **requested}
 
     @staticmethod

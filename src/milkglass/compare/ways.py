@@ -321,6 +321,9 @@ class DefenceWay(Way):
         notes, steps = list[str](), setting.training.max_steps
         if "k" in self.entry and steps is not None and steps < FEW_STEPS:
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
+        broken = getattr(getattr(self.defence(setting), "scheme", None), "broken", None)
+        if broken:
+            notes.append(broken)
         if self.entry.get("sanitizer"):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
         if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
