@@ -178,7 +178,7 @@ class _Run:
             more = ("while the hardware holds; all of it is read if the hardware fails",)
             return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
-        budget = Budget(self.limits.attacks)
+        budget = Budget(max(self.limits.attacks, way.attacks))
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:

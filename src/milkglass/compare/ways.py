@@ -119,6 +119,8 @@ class Way(abc.ABC):
         command: the next command; {model}, {rows} and {kept} are filled in.
         quick: whether `--quick` runs it.
         tasks: the rows that it is for.
+        attacks: seconds of the processor that attacks on it need at least, if the attack that undoes it needs more than
+            a comparison gives.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Way(abc.ABC):
     command: str = ""
     quick: bool = True
     tasks: tuple[str, ...] = LABELS
+    attacks: float = 0.0
 
     @property
     def local(self) -> bool:
@@ -409,7 +412,8 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
-        tasks=(TASK,), trust="that nobody attacks the weights", provider=SERVES, entry={"scheme": "orthogonal"},
+        tasks=(TASK,), attacks=75.0, trust="that nobody attacks the weights", provider=SERVES,
+        entry={"scheme": "orthogonal"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme orthogonal",
     ),
     DefenceWay(
