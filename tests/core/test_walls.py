@@ -47,7 +47,9 @@ ALLOWED = {
         "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"
     ),
-    "compare": "attacks audit client defences experiments metrics models rows server server.spec threat",
+    "compare": (
+        "attacks audit client defences experiments metrics models nearest rows sanitizers server server.spec threat"
+    ),
     "demo": "audit models",
     "cli": (
         "attacks audit client compare demo enclave engines experiments federated gradient_defences hidden_states"

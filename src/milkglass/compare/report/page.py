@@ -20,6 +20,7 @@ def render(result: Compared) -> str:
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
     templates.filters["share"] = words.percent
     templates.filters["read"] = words.read_by_attacks
+    templates.filters["rouge"] = words.rouge
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 

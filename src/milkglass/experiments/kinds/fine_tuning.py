@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from milkglass import files
+from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
-from milkglass.client.data.training_rows import write_parquet
+from milkglass.client.data.training_rows import WrittenParquet, write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
@@ -146,12 +147,20 @@ def write_job(
         path = variant.job / f"{split}.safetensors"
         if path.is_file():
             continue
-        with tempfile.TemporaryDirectory(dir=variant.job) as scratch:
-            rows = Path(scratch) / "rows.parquet"
-            codec = seeded_codec(variant.key, base.folder, split)
-            write_parquet(codec, texts[split], rows, numbers, recipe.training.max_length)
-            write_tensors(path, parquet_tensors(rows))
+        codec = seeded_codec(variant.key, base.folder, split)
+        write_rows(codec, texts[split], path, numbers, recipe.training.max_length)
     write_spec(variant.job, variant.model, recipe.training, threads)
+
+
+def write_rows(
+    codec: Codec, texts: Path, out: Path, numbers: Mapping[str, int] | None, max_length: int, skip_long: bool = False
+) -> WrittenParquet:
+    """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        rows = Path(scratch) / "rows.parquet"
+        written = write_parquet(codec, texts, rows, numbers, max_length, skip_long=skip_long)
+        write_tensors(out, parquet_tensors(rows))
+    return written
 
 
 def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:

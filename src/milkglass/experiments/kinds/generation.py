@@ -206,12 +206,14 @@ def by_rules(
 
 
 @torch.inference_mode()
-def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Rows]:
+def row_losses(
+    model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], at_once: int = PROMPTS_A_BATCH
+) -> tuple[Rows, Rows]:
     """Returns (u,) the sum of the cross-entropies over the tokens that have a label, and (u,) their number."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
-    for start in range(0, len(rows), PROMPTS_A_BATCH):
-        batch = collate([rows[i] for i in range(start, min(start + PROMPTS_A_BATCH, len(rows)))])
+    for start in range(0, len(rows), at_once):
+        batch = collate([rows[i] for i in range(start, min(start + at_once, len(rows)))])
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
         every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
