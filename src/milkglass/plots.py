@@ -37,7 +37,6 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     """Returns a figure and its axes side by side.
 
     Args:
-        count: of axes.
         width, height: of each, in pixels.
     """
     figure = Figure(figsize=(count * width / 72, height / 72), dpi=72, layout="constrained")

@@ -7,11 +7,14 @@ receives a line of words.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 WINDOW = 60.0  # seconds over which a speed is measured
+SILENCE = 9.0  # seconds after which a log says that work goes on
 Progress = Callable[[int], None]
 Stage = Callable[[str, int], Progress]
 Log = Callable[[str], None]
@@ -57,3 +60,51 @@ class TimeLeft:
             self._marks.popleft()
         (then, before) = self._marks[0]
         return None if done <= before else (self.total - done) * (now - then) / (done - before)
+
+
+class Heartbeat:
+    """Says that work goes on whenever nothing was said for some seconds, from a thread of its own.
+
+    Attributes:
+        doing: what is being done, for the words; "" if nothing is known.
+    """
+
+    def __init__(self, log: Log, silence: float = SILENCE) -> None:
+        self._log, self._silence, self.doing = log, silence, ""
+        self._started = self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def spoke(self) -> None:
+        """Notes that something was said just now."""
+        self._last = time.monotonic()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(min(1.0, self._silence / 4)):
+            if time.monotonic() - self._last >= self._silence:
+                self.spoke()
+                what = f"{self.doing}: " if self.doing else ""
+                self._log(f"{what}still at work, for {duration(time.monotonic() - self._started)} so far")
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@contextmanager
+def heartbeat(log: Log, silence: float = SILENCE) -> Iterator[Log]:
+    """Yields a log that says that work goes on, if nothing was said for so long."""
+    beat = Heartbeat(log, silence)
+
+    def said(words: str) -> None:
+        beat.spoke()
+        log(words)
+
+    beat.begin()
+    try:
+        yield said
+    finally:
+        beat.end()

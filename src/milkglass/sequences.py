@@ -24,7 +24,6 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[Iterable[int] | NDArray[np.integer]]) -> Sequences:
-        """Returns the given sequences as one object."""
         parts = [np.asarray(one, np.int64).reshape(-1) for one in sequences]
         lengths = np.array([len(part) for part in parts], np.int64)
         return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from milkglass.attacks.token_ids.chosen_answers import ChosenAnswers
-from milkglass.audit.answers_scene import scene_of_answers, spelled
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.codec.codec import Codec
@@ -24,6 +23,7 @@ from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 from milkglass.threat.truth import score
 from tests import tiny
+from tests.attacks.answers_scene import scene_of_answers, spelled
 from tests.proxy.kit import TEMPLATE
 from tests.real_models import real_codec
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -329,6 +331,33 @@ class Patient(KNN):
         while budget.left() > 0:
             time.sleep(0.01)
         return super().run(transcript, knowledge, budget, rng)
+
+
+@dataclass(frozen=True)
+class Endless(KNN):
+    """Never looks at its budget, and catches whatever it can."""
+
+    name: ClassVar[str] = "endless"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        while True:
+            with suppress(Exception):
+                time.sleep(60)
+
+
+def test_an_attack_that_never_returns_is_ended_with_the_budget_of_the_clock(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milkglass.audit.audit.GRACE", 0.0)
+    it, attacks = scene(setting), {"knn": KNN(), "endless": Endless()}
+    begun = time.monotonic()
+    budget = Budget(1.5, clock=time.monotonic)
+    result = audit(it, attacks, ResumeStore.open(tmp_path / "work", {}), budget, seed=1)
+    assert 1.4 < time.monotonic() - begun < 8
+    assert [one.state for one in result.cells] == ["done", "not run"]
+    assert "ended when the budget was spent" in result.cells[1].reason
+    assert result.unfinished == ("Nearest neighbour",)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 60  # the timer of the test goes on
 
 
 def test_what_came_from_candidates_is_done_again_where_these_are_better(setting: Setting, tmp_path: Path) -> None:

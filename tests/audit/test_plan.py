@@ -20,7 +20,7 @@ from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
 from milkglass.cli.audit import announced
 from milkglass.threat.attack import Attack, Cost
-from milkglass.threat.budget import Budget
+from milkglass.threat.budget import Budget, OutOfTime, ended_with
 from tests.audit.test_audit import Setting, scene, setting
 
 __all__ = ["setting"]
@@ -86,6 +86,25 @@ def test_other_work_on_the_machine_does_not_use_up_a_budget() -> None:
     while time.process_time() < ends:
         pass
     assert budget.left() <= 0
+
+
+def test_a_budget_of_the_clock_counts_waiting() -> None:
+    budget = Budget.parse("0.3s", time.monotonic)
+    time.sleep(0.4)
+    assert budget.left() <= 0
+
+
+def test_a_block_is_ended_with_a_budget_and_only_inside() -> None:
+    begun = time.monotonic()
+    with pytest.raises(OutOfTime), ended_with(Budget(0.2, clock=time.monotonic)):
+        time.sleep(30)
+    assert time.monotonic() - begun < 5
+    with ended_with(Budget(0.2, clock=time.monotonic)):
+        done = True
+    time.sleep(0.4)
+    assert done
+    with ended_with(None), ended_with(Budget(clock=time.monotonic)):
+        pass
 
 
 def test_this_machine_is_measured() -> None:

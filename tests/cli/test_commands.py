@@ -735,6 +735,53 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     encoder.reset()
 
 
+def test_classify_cuts_what_finetune_cut(stub: Stub, encoder: Owner) -> None:
+    """One long text refuses no others, and what is cut is said."""
+
+    def answer(handler: Handler) -> None:
+        rows = json.loads(handler.body)["input"]
+        data = [{"index": i, "label": "LABEL_1", "probs": [0.25, 0.75]} for i in range(len(rows))]
+        handler.answer(200, {"data": data})
+
+    stub.replies["POST /classify"] = answer
+    has_model_of(stub, encoder, job="ftjob-77aa")
+    run = ("classify", "ft-77aa", "--key", encoder.path)
+    lines = "the nurse\n" + "word " * 300 + "\na scan\n"
+
+    def sent() -> list[int]:
+        bodies = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
+        return [len(one) for one in bodies[-1]["input"]]
+
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h: h.answer(
+        200, {"id": "ftjob-77aa", "hyperparameters": {"max_length": 9}}
+    )
+    found = call(*run, "--json", stdin=lines)
+    assert "1 of 3 texts is cut to 9 tokens, as the rows were that the model was trained with" in found.stderr
+    assert "(number 2)" in found.stderr and max(sent()) == sent()[1] == 9
+    assert [one.get("cut") for one in document(found)["results"]] == [None, True, None]
+    for settings in ({"max_length": 10**6}, {"max_length": 1}, {"max_length": "9"}, {"max_length": True}, None):
+        stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h, given=settings: h.answer(
+            200, {"id": "ftjob-77aa", "hyperparameters": given}
+        )
+        assert "cut to 130 tokens, which is what the model takes" in call(*run, stdin=lines).stderr
+        assert sent()[1] == 130
+    del stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"]  # the job was deleted
+    assert "cut to 130 tokens" in call(*run, stdin=lines).stderr
+    before = len(stub.calls)
+    refused(call(*run, "--refuse-long", stdin=lines), 5, "line 2 of stdin is ")
+    assert not [name for name, *_ in stub.calls[before:] if name == "POST /classify"]
+
+
+def test_encode_cuts_long_lines_and_names_them(encoder: Owner) -> None:
+    key = ("--key", encoder.path)
+    lines = "the nurse\n" + "word " * 300 + "\na scan\n"
+    done = call("encode", *key, stdin=lines)
+    assert [len(json.loads(line)) for line in done.stdout.splitlines()][1] == 130
+    assert "cut to 130 tokens: line 2 of stdin\n" in done.stderr
+    refused(call("encode", *key, "--refuse-long", stdin=lines), 5, "line 2 of stdin is ")
+    refused(call("encode", *key, "word " * 300), 5, "text 1 is ")
+
+
 def test_classify_reads_lines_as_encode_does(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
     def answer(handler: Handler) -> None:
         rows = json.loads(handler.body)["input"]

@@ -123,7 +123,7 @@ def test_json_on_stdout_and_what_may_cross_by_name(tmp_path: Path, glove: Path) 
 
 def test_the_epsilon_that_is_taken_where_none_is_given(tmp_path: Path, glove: Path) -> None:
     source = rows_file(tmp_path, 3)
-    for method, epsilon in (("custext", 3.0), ("custext+", 1.0), ("santext", 1.0), ("rnm", 1.0)):
+    for method, epsilon in (("custext", 3.0), ("custext+", 1.0), ("santext", 2.2), ("rnm", 1.0)):
         words = ("sanitize", "--method", method, source, tmp_path / f"{method}.jsonl", "--table", glove, "--json")
         assert document(call(*words))["epsilon"] == epsilon
     assert document(call("sanitize", source, tmp_path / "o.jsonl", "--table", glove, "--json"))["epsilon"] == 3

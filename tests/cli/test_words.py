@@ -50,10 +50,13 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     verify, then = (line for line in lines if line.startswith("then: "))
     checked = call(*pasted(verify), passphrase=None)
     assert checked.exit_code == 0, checked.stderr
-    assert pasted(then) == ["upload", str(out), "--server", "URL", "--token-file", "FILE"]
+    opens = ("--key", str(key), *phrase)
+    assert pasted(then) == ["upload", str(out), *opens, "--server", "URL", "--token-file", "FILE"]
 
     shown = call("upload", out, "--name", "mine", *secrets).stdout.splitlines()[-1]
     assert pasted(shown) == ["finetune", "mine", "DATA", "--key", "KEYFILE", *secrets]
+    named = call("upload", out, "--name", "mine", *opens, *secrets, passphrase=None).stdout.splitlines()[-1]
+    assert pasted(named) == ["finetune", "mine", "DATA", *opens, *secrets]
     job_server(stub)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))
@@ -223,7 +226,7 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
         (("encode",), "one\n\ntwo\n", "line 2 of stdin is empty"),
         (("encode",), "x\n" * 1500 + "\n", "line 1501 of stdin is empty"),
         (("encode", "a", ""), None, "text 2 is empty"),
-        (("encode", "--max-length", "3"), "a\nthe nurse called\n", "line 2 of stdin is "),
+        (("encode", "--refuse-long", "--max-length", "3"), "a\nthe nurse called\n", "line 2 of stdin is "),
         (("classify", "mine"), "\n", "line 1 of stdin is blank"),
         (("classify", "mine"), "a\n \n", "line 2 of stdin is blank"),
         (("classify", "mine"), "", "stdin is empty"),

@@ -165,7 +165,7 @@ def test_the_candidates_are_those_of_the_rows() -> None:
 
 def test_members_print_without_the_words_of_the_rows() -> None:
     fitted = LinearModel.fit(TEXTS, LABELS)
-    assert "fine" not in repr(fitted) and "naive Bayes" in fitted.title + "naive Bayes"
+    assert "fine" not in repr(fitted)
     assert isinstance(fitted.members[0], Member)
 
 

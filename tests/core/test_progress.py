@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from milkglass.progress import WINDOW, TimeLeft
+from milkglass.cli.ui import terminal
+from milkglass.cli.ui.terminal import at_work, bars, note
+from milkglass.progress import WINDOW, Heartbeat, TimeLeft, heartbeat
 
 
 def test_the_latest_speed_counts() -> None:
@@ -27,3 +31,34 @@ def test_nothing_done_has_no_speed() -> None:
     left = TimeLeft(10, lambda: 1.0)
     assert left.after(0) is None and left.after(0) is None
     assert TimeLeft(10).after(10) is None
+
+
+def test_silent_work_is_said_to_go_on() -> None:
+    lines = list[str]()
+    with heartbeat(lines.append, silence=0.2) as log:
+        for _ in range(4):
+            time.sleep(0.1)
+            log("step")
+        assert lines == ["step"] * 4
+        time.sleep(0.7)
+    beats = [one for one in lines if one != "step"]
+    assert 2 <= len(beats) <= 4 and all(one == "still at work, for 1 s so far" for one in beats[1:])
+    time.sleep(0.4)
+    assert len(lines) == 4 + len(beats)
+
+
+def test_a_command_that_is_at_work_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "Heartbeat", lambda log: Heartbeat(log, 0.2))
+    with at_work(), bars() as stage:
+        advance = stage("find shadows", 10)
+        time.sleep(0.5)
+        advance(1)
+        note("halfway")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "find shadows: still at work, for 0 s so far" and said[-1] == "halfway"
+    with at_work(quiet=True), bars(as_json=True) as stage:
+        stage("find shadows", 10)
+        time.sleep(0.5)
+    assert capsys.readouterr().err == ""

@@ -15,6 +15,7 @@ from milkglass.demo import run
 from milkglass.demo.page import DemoResult, Half, render
 from milkglass.demo.run import MARK, read_rows, run_demo
 from milkglass.errors import UsageError
+from milkglass.system import cores
 from tests import tiny
 
 HOSTILE = '<script>alert("1")</script>{{ 7 * 7 }}'
@@ -72,6 +73,17 @@ def test_an_earlier_demo_is_replaced_and_models_go(
         assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
 
 
+def test_the_model_that_the_comparison_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LARGE", 2)
+    with run._claimed(tmp_path / "out"):
+        comparison = tmp_path / "out" / "client" / "comparison"
+        for name in ("kept", "cells"):
+            (comparison / name).mkdir(parents=True)
+            (comparison / name / "model.safetensors").write_bytes(b"large")
+    assert (comparison / "kept" / "model.safetensors").is_file()
+    assert not (comparison / "cells" / "model.safetensors").exists()
+
+
 class Tags(HTMLParser):
     """Collects tags and attributes."""
 
@@ -90,18 +102,31 @@ def result() -> DemoResult:
     audit = {"verdict": HOSTILE, "examples": [{"original": HOSTILE, "pieces": [piece], "sent": [*range(200)]}]}
     half = Half("sorting", HOSTILE, ("--key", Path("k")), "ft-1", audit, {"original model": 9_000_000}, 12.0)
     asked = [{"text": HOSTILE, "truth": "a", "label": "a", "answer": HOSTILE}] * 2
-    return DemoResult("0.1", 100.0, half, asked, 1, half, asked)
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6, "units": 2}
+    ways = [
+        {"title": HOSTILE, "state": "done", "quality": interval, "reading": None},
+        {"title": "sent", "state": "done", "quality": interval, "reading": {"content": interval, "cut": True}},
+        {"title": "unfinished way", "state": "not run", "quality": None, "reading": None},
+    ]
+    return DemoResult("0.1", 100.0, {"ways": ways, "verdict": [HOSTILE]}, half, asked, half, asked)
 
 
 def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
     page, tags = render(result()), Tags()
     tags.feed(page)
     assert "script" not in tags.tags and "<script" not in page and "{{ 7 * 7 }}" in page
-    assert set(tags.links) == {"client/sorting-audit/audit.html"}
+    assert set(tags.links) == {"client/sorting-audit/audit.html", "client/comparison/compare.html"}
+    assert "at least 50.0\u00a0% of names and content words read" in page and "nothing is sent" in page
+    assert "unfinished way" not in page
     assert "and 110 more" in page
     result().write(tmp_path / "result.json")
     document = json.loads((tmp_path / "result.json").read_text("utf-8"))
-    assert (document["correct"], document["answered"], document["alone"]) == (2, 0, 1)
+    assert (document["correct"], document["answered"], document["compared"]["verdict"]) == (2, 0, [HOSTILE])
+
+
+def test_an_audit_has_more_time_on_a_busy_machine() -> None:
+    assert run.audit_seconds(False, 0.0) == run.audit_seconds(False, float(cores())) == 40
+    assert run.audit_seconds(True, 2.0 * cores()) == 40 and run.audit_seconds(True, 99.0 * cores()) == 80
 
 
 @pytest.mark.slow
@@ -113,6 +138,7 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
     for half in (done.sorting, done.writing):
         assert (out / "client" / f"{half.name}-audit" / "audit.html").is_file()
+        assert (out / "client" / "comparison" / "compare.html").is_file()
         assert half.audit["examples"] and all(one["sent"] for one in half.audit["examples"])
     nothing_private_on(out)
 

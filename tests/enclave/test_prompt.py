@@ -372,7 +372,7 @@ def test_a_template_may_strip_messages(tokenizer: Any, content: str) -> None:
 def test_special_tokens_among_the_users_are_refused(folder: Path) -> None:
     """A provider whose tokenizer calls ordinary words special would read them."""
     known = load_tokenizer(folder)
-    own = prompt.of_text(known, "my father has a fever", "", 100)
+    own = prompt.tokens(known, prompt.text_pieces("my father has a fever", ""), 100, special=True)
     opened = opened_table(folder, known)
     package = opened.package
     word = int(own.ids[own.private][1])

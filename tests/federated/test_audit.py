@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
 from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, leakage, require_names
+from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, tokens, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
@@ -104,7 +106,7 @@ def audited(
 
 
 def of(found: UpdateAudit, name: str) -> UpdateResult:
-    return next(one for one in found.found if one.attack == name)
+    return next(one for one in found.results if one.attack == name)
 
 
 def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
@@ -147,12 +149,12 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
         assert one.state == "done" and one.trained is None and 0 <= tokens(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
     sentence = found.to_json()["verdict"]
-    most = max(100 * tokens(one.measures).value for one in found.found)
+    most = max(100 * tokens(one.measures).value for one in found.results)
     assert f"at least {most:.1f} %" in sentence
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
-    fewer = replace(found, found=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
+    fewer = replace(found, results=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
     assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
@@ -191,7 +193,7 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     many.run(tmp_path / "run", sites, AVG, InProcessSites(sites, many.step(), None))
     found, _ = audited(many)
     assert found.rounds == () and [*found.refused] == [0] and "sum of 2 steps" in found.refused[0]
-    assert all(one.state == "does not apply" for one in found.found)
+    assert all(one.state == "does not apply" for one in found.results)
     assert found.to_json()["verdict"].startswith(f"Nothing could be attacked ({found.refused[0]}")
     shutil.copytree(world.ready, tmp_path / "one" / "sites")
     single = replace(world, ready=tmp_path / "one" / "sites")
@@ -271,7 +273,9 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     world = scene["ghost"]
     words = ("federated", "audit", world.ready.parent, "--model", world.model, "--site", "a")
     words += ("--text", world.files / "a.jsonl", "--budget", "2s")
-    result = call(*words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl")
+    result = call(
+        *words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl", "--page", tmp_path / "a.html"
+    )
     assert result.exit_code == 0, result.stderr
     assert "Of the shadows" in result.stdout and "dager" in result.stdout
     assert all(known in result.stdout for known in ("model in every round", "labels", "lengths"))
@@ -283,6 +287,10 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert "(1 of the site's own" in answer["attackers_know"][-1] and "--public FILE" in result.stdout
     assert "shadow-decoding" in result.stdout
     refused(call(*words, "--out", tmp_path / "a.json"), 2, "a.json exists")
+    refused(call(*words, "--page", tmp_path / "a.html"), 2, "a.html exists")
+    page = (tmp_path / "a.html").read_text("utf-8")
+    assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
+    assert str(escape(answer["verdict"])) in page and "The shadows that were trained on" in page
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
     assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
@@ -307,6 +315,22 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     refused(call(*words, "--site", "../b"), 2, "a site's name")
 
 
+def test_the_page_has_the_figures_of_the_report_and_escapes_what_was_read(
+    scene: Mapping[str, World], heard: Mapping[str, Heard]
+) -> None:
+    found, readings = audited(scene["plain"], names=["free-tokens", "dager"])
+    page = render(found, [{**one, "readings": ["<script>x</script>"]} for one in readings])
+    assert found.site == "a" and '<section class="verdict most">' in page and str(escape(verdict(found))) in page
+    assert all(str(escape(note)) in page for note in found.notes())
+    assert SECRET in page and "&lt;script&gt;x" in page and "<script" not in page
+    assert "guessing the commonest" in page and "This page shows private text" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    nothing = replace(found, results=(), rounds=(), refused={0: "no texts"}, floor={})
+    page = render(nothing, [])
+    assert '<section class="verdict unknown">' in page and "Nothing could be attacked (no texts)" in page
+    assert "round 1 is left out: no texts" in page and "<svg" not in page and "nan" not in page
+
+
 def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     """A bag of a batch's shadows, whosever they are, is not the texts; who decodes was given places."""
     one = Interval(0.3, 0.2, 0.4, 8)
@@ -322,8 +346,8 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
     assert verdict(noisy).startswith(f"{sentence} Noise ") and "(dp-sgd (clip = 1.0, noise = 0.5))" in verdict(noisy)
     bare = UpdateResult("free-tokens", "", "server", "done", measures=bag)
-    plain = verdict(replace(ghost, ghost=False, found=(bare,)))
+    plain = verdict(replace(ghost, ghost=False, results=(bare,)))
     assert "at least 30.0 %" in plain and "site a" in plain
     assert re.search(r"knows 100\.0 % of the different tokens .*\(free-tokens\)", plain)
-    alone = verdict(replace(ghost, found=of_ghost[:1]))
+    alone = verdict(replace(ghost, results=of_ghost[:1]))
     assert "No attack on shadows" in alone

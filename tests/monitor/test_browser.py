@@ -58,6 +58,7 @@ def test_a_conversation_in_a_browser(tab: Tab, shown: Shown, width: int, tmp_pat
     asked(tab, "and then?")
     text = tab.text()
     assert tiny.TEXTS[0] in text and "tokens of before are sent again" in text
+    assert "The last answer was cut after 6 tokens" in text
     one = shown.state()["exchanges"][-1]
     assert " ".join(map(str, one["question"]["ids"])) in text  # what the provider sees
     assert tab.value("document.querySelectorAll('mark').length") > 0 and "tokens right" in text

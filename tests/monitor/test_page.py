@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from milkglass.monitor.view import NOTHING_READ, MonitorView, level_shown
 from milkglass.proxy.backend import Backend
 from milkglass.rows.data_file import DataFile
 from milkglass.schemes.orthogonal import Orthogonal
+from milkglass.threat.budget import Budget
 from tests import tiny
 from tests.monitor.kit import KEY, Shown, showing
 from tests.proxy.kit import Scrambled
@@ -80,6 +82,27 @@ def test_a_conversation_is_shown_as_each_side_sees_it(shown: Shown) -> None:
     newest = shown.state(since=state["version"] - 1)
     assert {entry["number"] for entry in newest["exchanges"]} <= {one["number"]}
     assert shown.state(since=state["version"] + 1000)["exchanges"]  # a version of another run: all of it
+
+
+def test_the_owner_sees_roles_and_no_marks_of_the_template(shown: Shown) -> None:
+    codec = shown.model.codec
+    ids = codec.encode_chat([{"role": "system", "content": "be kind"}, *QUESTION])
+    log = ExchangeLog()
+    log.begin_exchange(ids.tolist())
+    view = MonitorView(
+        Backend(codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), []), shown.key, log, None
+    )
+    (one,) = json.loads(asyncio.run(view.document(-1)))["exchanges"]
+    assert one["question"]["client"] == f"system: be kind\nuser: {QUESTION[0]['content']}"
+
+
+def test_the_time_that_is_left_is_shown_while_attacks_run(shown: Shown) -> None:
+    attacker = replace(shown.attacker, state="working", running=None, budget=90.0)
+    assert attacker.left() == 90.0
+    attacker.running = Budget(60.0, clock=lambda: 0.0)
+    assert attacker.left() == 60.0
+    attacker.state = "done"
+    assert attacker.left() == 0.0
 
 
 def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:

@@ -399,6 +399,23 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert "`ids`" in result.stderr
 
 
+def test_long_rows_are_cut_and_named_before_the_work(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "the nurse " * 300}) + "\n")
+    words = ("sanitize", "--method", "ghost", "--embeddings", folder, source, out, "--set", "selection=nearest")
+    done = call(*words, "--k", 10)
+    assert done.exit_code == 0, done.stderr
+    limit = Ghost.open(folder, Search(10)).limit
+    said = done.stderr.splitlines()
+    assert said[0] == f"cut to {limit} tokens, which is what {folder} takes: line 4 of in.jsonl"
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 4 and len(rows[3]["ids"]) == limit
+
+
 def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     source, out = lines_file(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"

@@ -14,6 +14,7 @@ from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
+from milkglass.audit.plan import GRACE
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
@@ -42,17 +43,16 @@ def audit(
     """Runs the attacks on a scene, measures the key's budget, and returns all findings.
 
     Args:
-        scene: what is attacked.
-        attacks: by name.
         work: where results are kept, so that an interrupted audit goes on.
         budget: for the attacks, and then for the key's budget.
-        seed: of all draws.
         progress: receives the result of each attack.
     """
     started = time.monotonic()
-    done = run(scene, attacks, work, budget.part(ATTACKING), seed, progress)
+    by_clock = deadline(budget)
+    rules = RunOptions(deadline=by_clock)
+    done = run(scene, attacks, work, budget.part(ATTACKING), seed, progress, rules)
     best = strongest(done.cells)
-    points = key_budget(scene, attacks, done, best, budget, seed)
+    points = key_budget(scene, attacks, done, best, budget, seed, by_clock)
     spent = curve.spent(points)
     words = {one.name: one.words for one in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
@@ -91,6 +91,13 @@ def audit(
     )
 
 
+def deadline(budget: Budget) -> Budget | None:
+    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE is over."""
+    if budget.clock is not time.monotonic:
+        return None
+    return Budget(max(budget.left(), GRACE), clock=time.monotonic)
+
+
 def key_budget(
     scene: Scene,
     attacks: Mapping[str, Attack],
@@ -98,6 +105,7 @@ def key_budget(
     best: AttackResult | None,
     budget: Budget,
     seed: int,
+    by_clock: Budget | None = None,
 ) -> tuple[BudgetPoint, ...]:
     """Returns how much the strongest attack reads of growing parts of the text.
 
@@ -112,7 +120,7 @@ def key_budget(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    alike = RunOptions(use_minimum=False, own_budget=lambda: budget)
+    alike = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue

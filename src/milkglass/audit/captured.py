@@ -89,9 +89,9 @@ def _sent(place: Place, value: Any) -> tuple[Kind, Any]:
         width = len(value[0]) if isinstance(value[0], list) else 0
         numbers = all(isinstance(one, list) and len(one) == width for one in value) and width > 0
         if numbers and all(type(number) in (int, float) for one in value for number in one):
-            found = np.array(value, np.float32)
-            if np.isfinite(found).all():
-                return "vectors", found
+            vectors = np.array(value, np.float32)
+            if np.isfinite(vectors).all():
+                return "vectors", vectors
     raise CodecError(
         f"{place}: what was sent is no list of ids from 0 to {MAX_ID - 1:,}, no text, and no vectors of one length",
         'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
@@ -103,7 +103,6 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
 
     Args:
         base: the public model whose tokenizer the client uses.
-        rows: what was captured.
         seed: decides which half is attacked.
         layer: of vectors, how many layers the client runs before it sends.
 

@@ -43,7 +43,6 @@ def scene_of(
     """Returns the scene of a defence. One attacker has no text.
 
     Args:
-        base: the public model.
         client, server: the two halves.
         private: the texts that are sent.
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
@@ -186,7 +185,6 @@ def public_scene(
     """Returns a scene in public ids, in which the public model itself is attacked.
 
     Args:
-        base: the public model.
         codec: its tokenizer, without a key.
         seen: what the server observes.
         truth: grades the guesses.

@@ -45,7 +45,6 @@ def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, ba
         original: ids of the texts.
         sent: the ids that went into the gradients, of the same lengths: their shadows, or the texts themselves.
         tokenizer: of the public model.
-        size: of the vocabulary.
         batches: how many texts were behind each of the gradients.
     """
     ordinary = np.ones(size, np.bool_)

@@ -8,6 +8,7 @@ Nothing is sent anywhere, and no server is needed. A stopped audit resumes when 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,15 +61,14 @@ def audit_key(
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
-        passphrase: of the key.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
         out: a folder. It must not hold another audit.
         public: text of another kind that an attacker may have.
         known: texts you send that an attacker has word for word.
         server_transcript: what a server recorded (`milkglass serve --record`).
-        budget: processor time for the attacks, such as "90s" or "15m". The result's `unfinished` names attacks that it
-            cut off; a call with a larger budget resumes them.
+        budget: time for the attacks by the clock, such as "90s" or "15m". The result's `unfinished` names attacks
+            that it cut off; a call with a larger budget resumes them.
         rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
@@ -85,8 +85,8 @@ def audit_key(
         raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
     sources = {name: None if one is None else DataFile.of(one) for name, one in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
-    given = [one for one in sources.values() if one is not None]
-    for one in given:
+    present = [one for one in sources.values() if one is not None]
+    for one in present:
         one.require()
     transcript_path = None if server_transcript is None else Path(server_transcript)
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
@@ -94,7 +94,7 @@ def audit_key(
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     named = {name: None if one is None else one.path for name, one in sources.items()}
-    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given]
+    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in present]
     about = {**identity(unlocked, named, transcript_path, rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:
@@ -105,7 +105,9 @@ def audit_key(
     with limited_threads():
         scene, work = prepared(build_scene, about, folder, stage, chosen)
         advance = stage("attack", planned(scene, chosen))
-        result, _ = run_and_write(scene, work, folder, Budget.parse(budget), seed, lambda cell: advance(1), chosen)
+        result, _ = run_and_write(
+            scene, work, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
+        )
     remember(unlocked.path, result)
     return result
 

@@ -22,7 +22,6 @@ FIRST_TOKENS = 1000
 
 
 def sizes(total: int) -> list[int]:
-    """Returns 1,000, 3,000, 10,000, ... and `total`."""
     steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
     return [*(one for one in steps if one < 0.8 * total), total]
 

@@ -25,9 +25,6 @@ class AttackResult:
     """The result of one attack by one adversary.
 
     Attributes:
-        attack: its name.
-        title: its title.
-        adversary: the attacker's name.
         reason: for every state but "done".
         seconds: by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
@@ -78,7 +75,6 @@ class AttackResult:
         return self.measures[measure].value if measure in self.measures else float("nan")
 
     def among(self, measures: Iterable[str]) -> dict[str, Interval]:
-        """Returns those of these measures that the result has."""
         return {name: self.measures[name] for name in measures if name in self.measures}
 
 
@@ -133,7 +129,6 @@ class AuditRun:
 
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
-        """Returns the readings by adversary and attack."""
         return {
             (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
         }

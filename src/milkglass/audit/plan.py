@@ -34,7 +34,6 @@ class AttackTurn:
 
     Attributes:
         name: the name of its results.
-        attack: the attack.
         min_seconds: see `Attack`; 0 if it does not count.
     """
 
@@ -88,7 +87,6 @@ class AttackTurn:
         return 2 if "candidates" in self.attack.assumes else 3
 
     def result_by(self, adversary: Adversary) -> AttackResult:
-        """Returns the result before the attack runs."""
         return AttackResult(
             self.name,
             self.attack.title,
@@ -234,8 +232,8 @@ def speed() -> float:
 
     The measurement takes some tenths of a second.
     """
-    drawn = torch.Generator().manual_seed(0)
-    rows, others = torch.randn(ROWS, WIDTH, generator=drawn), torch.randn(WIDTH, AGAINST, generator=drawn)
+    generator = torch.Generator().manual_seed(0)
+    rows, others = torch.randn(ROWS, WIDTH, generator=generator), torch.randn(WIDTH, AGAINST, generator=generator)
     best = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()

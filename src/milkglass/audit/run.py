@@ -21,13 +21,15 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
 from milkglass.threat.attack import Attack, Preprocessor, why_not
-from milkglass.threat.budget import Budget
+from milkglass.threat.budget import Budget, OutOfTime, ended_with
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript
 from milkglass.threat.truth import score
 
 Report = Callable[[AttackResult], None]
+ENDED = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
+OVER, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
 PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
 
 
@@ -39,10 +41,13 @@ class RunOptions:
         use_minimum: whether an attack's `min_seconds` counts; recipes set their own times.
         own_budget: returns the next attack's own budget; all attacks then draw from the same seed. None: attacks share
             the whole budget, and each draws from the seed and its name.
+        deadline: a budget of the clock's seconds; an attack that still runs when it is spent is ended and has no
+            result. None: each attack is waited for.
     """
 
     use_minimum: bool = True
     own_budget: Callable[[], Budget] | None = None
+    deadline: Budget | None = None
 
 
 RECIPE = RunOptions(use_minimum=False)
@@ -117,8 +122,9 @@ class _Runner:
         for undoer in undoers:
             try:
                 if why_not(undoer, transcript, who.knowledge) is None:
-                    transcript = undoer.before(transcript, who.knowledge)
-            except Exception:  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
+                    with ended_with(self.rules.deadline):
+                        transcript = undoer.before(transcript, who.knowledge)
+            except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
             one, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
@@ -200,7 +206,11 @@ class _Runner:
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
-        guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
+        try:
+            with ended_with(self._deadline(budget)):
+                guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
+        except OutOfTime:
+            return FinishedAttack(replace(result, reason=ENDED))
         result, cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
@@ -210,6 +220,13 @@ class _Runner:
         if self.scene.texts is not None:
             result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
         return FinishedAttack(result.ended(cut), guess, reading)
+
+    def _deadline(self, budget: Budget) -> Budget | None:
+        """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""
+        whole = self.rules.deadline
+        if whole is None or self.rules.own_budget is None:
+            return whole
+        return Budget(min(whole.left(), OVER * budget.left() + SPARE_SECONDS), clock=whole.clock)
 
     def _budget(self, turn: AttackTurn) -> Budget:
         """Returns the attack's share of what is left."""

@@ -121,8 +121,8 @@ class Scene:
         """
         everybody = [first]
         for one in others:
-            given = [(part, getattr(one.knowledge, part.name)) for part in fields(Knowledge)]
-            own = {part.name: value for part, value in given if value is not part.default}
+            parts = [(part, getattr(one.knowledge, part.name)) for part in fields(Knowledge)]
+            own = {part.name: value for part, value in parts if value is not part.default}
             if more := own.keys() - {*OF_TEXT}:
                 raise ValueError(f"{one.name} alone is given {', '.join(sorted(more))}")
             everybody.append(replace(one, knowledge=replace(first.knowledge, **own)))

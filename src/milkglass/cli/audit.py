@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from milkglass.audit.report import preflight
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, original, refuse_unused, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, note, percent, resumable, table
+from milkglass.cli.ui.terminal import at_work, bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from milkglass.audit.plan import TimeEstimate
     from milkglass.audit.report.result import Audit
     from milkglass.audit.scene import Scene
+    from milkglass.client.key.file import UnlockedKey
 
 SMALL_SAMPLE = 100  # attacked texts
 SMALL = "The sample is small: {} texts were attacked, and every figure may be some points off; give more rows"
@@ -63,8 +65,8 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
-            "before them is not counted, and those that read most may take half a minute each in any case."
+            help="How long attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
+            "before them is not counted, and they have 30 s in any case."
         ),
     ] = DEFAULT_BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
@@ -88,14 +90,27 @@ def audit(
     if text is None:
         raise UsageError("no text was given", "give --text FILE, or --captured FILE for somebody else's client")
     refuse_unused("without --captured", {"--layer": layer or None})
-    model, key = options.model, options.require()
+    model = options.model
+    options.require()
     texts = {"text": text, "public": public, "known": known}
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = options.open()
     opened.key.require_whole()
-    sources = columns.texts(text), columns.others(public), columns.others(known)
+    with at_work(as_json):
+        _audit_key(context, opened, model, texts, server_transcript, out, budget, rows, seed, columns, as_json)
+
+
+def _audit_key(
+    context: typer.Context, opened: UnlockedKey, model: str | None, texts: Mapping[str, Path | None],
+    server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Audits an opened key. `texts` are the audited text, public text and known text."""
+    text = texts["text"]
+    assert text is not None
+    sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
 
     from milkglass.audit.key_audit import identity, remember
     from milkglass.audit.key_scene import AuditFiles, build
@@ -112,7 +127,7 @@ def audit(
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
     done = attacked(staged, about, out, budget, seed, as_json)
-    remember(key, done[0])
+    remember(opened.path, done[0])
     print_audit(context, done, out, as_json)
 
 
@@ -178,7 +193,7 @@ def attacked(
             if finished := work.finished():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
             note(announced(plan, budget))
-    whole_budget = Budget.parse(budget)  # it begins now
+    whole_budget = Budget.parse(budget, time.monotonic)  # it begins now
     with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned(scene, ATTACKS))
 
@@ -196,7 +211,7 @@ def announced(plan: TimeEstimate, budget: str) -> str:
     words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
     if plan.open_ended:
         words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
-    words += f"; at most {budget} (--budget). A busy machine takes longer and finds the same."
+    words += f"; at most {budget} (--budget). A busy machine reads less in that time."
     if plan.late:
         enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
         words += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"

@@ -1,4 +1,4 @@
-"""What `milkglass obfuscate --scheme coarse` does beside other schemes: it reads the user's rows and finds a map."""
+"""Reads the user's rows for `milkglass obfuscate --scheme coarse`, and reports what the map lets through."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a s
 
 @dataclass(frozen=True)
 class CoarseFiles:
-    """The files that a map is found from: the user's rows, and public text in which tokens are counted."""
+    """Holds the user's rows, from which a map is found, and public text in which tokens are counted."""
 
     data: Path | None
     public: Path | None
@@ -35,14 +35,14 @@ class CoarseFiles:
     columns: ColumnOptions
 
     def require_fit(self, scheme: str | None, key: Path) -> None:
-        """Raises UsageError where files and scheme do not go together."""
-        given = self.data is not None or self.public is not None or self.regression
-        if given and scheme != NAME:
+        """Raises UsageError if the files do not suit the scheme, or the key exists already."""
+        has_files = self.data is not None or self.public is not None or self.regression
+        if has_files and scheme != NAME:
             raise UsageError(
                 f"--data, --public-text and --task are for --scheme coarse, and the scheme is {scheme or 'obfuslm'}",
                 "leave them out, or add --scheme coarse, which finds symbols from your rows",
             )
-        if given and key.exists():
+        if has_files and key.exists():
             raise UsageError(
                 f"{key} exists already, and --data makes a new key with a map of its own",
                 "give another --key; to scramble with the key that is there, leave --data out",
@@ -91,7 +91,7 @@ def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
     """Returns lines on the symbols, on their rate if it was measured with the key, and on the use of a decoder."""
     sizes = sorted(promise.sizes)
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
-    made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
+    symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER] if key.info.kind == "decoder" else []
-    return [f"  {one}" for one in [made, *(rate_words(rate) if rate else []), *use]]
+    return [f"  {one}" for one in [symbols, *(rate_words(rate) if rate else []), *use]]

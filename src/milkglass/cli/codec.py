@@ -18,8 +18,9 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.cli.ui.terminal import at_work, bars, emit, json_text, note, shown
+from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
+from milkglass.progress import Log
 from milkglass.rows.lines import (
     InputRow,
     arguments,
@@ -29,7 +30,7 @@ from milkglass.rows.lines import (
     refusals_naming_rows,
     require_no_messages,
 )
-from milkglass.rows.place import Place
+from milkglass.rows.place import MAX_PLACES_SHOWN, Place
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
@@ -53,8 +54,15 @@ def encode(
             "--chat", help="Each text is a user's message, in the chat template; a line may hold a conversation."
         ),
     ] = False,
-    max_length: Annotated[int | None, typer.Option(help="Longer texts are refused.")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut longer texts instead.")] = False,
+    max_length: Annotated[int | None, typer.Option(help="The most tokens of a text.  [default: what fits]")] = None,
+    truncate: Annotated[
+        bool | None,
+        typer.Option(
+            "--truncate/--refuse-long",
+            help="Cut longer texts and say which, or refuse all.  [default: lines are cut; arguments, chats refused]",
+            show_default=False,
+        ),
+    ] = None,
     source: In = None,
     out: Annotated[
         Path | None,
@@ -93,9 +101,10 @@ def encode(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
         unlocked = key.open()
-        train = columns.training(source, task)
-        most = 512 if max_length is None else max_length
-        _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
+        with at_work(as_json, f"encode {source.name}"):
+            train = columns.training(source, task)
+            most = 512 if max_length is None else max_length
+            _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -108,14 +117,14 @@ def encode(
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
-    texts, tokens = 0, 0
+    texts, tokens, long, cuts = 0, 0, list[str](), truncate is True or (truncate is None and not text and not chat)
     read = _lines(source)
-    with _writing(out) as sink:
+    with at_work(as_json or source is None, "encode"), _writing(out) as sink:
         rows = arguments(text, pair) if text else (input_row(place, line) for place, line in read)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
             encoded = _conversations if chat else _plainly
-            for document in encoded(codec, batch, max_length, truncate):
+            for document in encoded(codec, batch, max_length, cuts, long.append):
                 texts, tokens = texts + 1, tokens + len(document["ids"])
                 if as_json:
                     documents.append(document)
@@ -125,6 +134,10 @@ def encode(
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
+    if long:
+        more = f" and {len(long) - MAX_PLACES_SHOWN:,} more" if len(long) > MAX_PLACES_SHOWN else ""
+        limit = min(codec.limit, max_length or codec.limit)
+        note(f"cut to {limit} tokens: {', '.join(long[:MAX_PLACES_SHOWN])}{more}")
     unlocked.count(texts, tokens, note)
 
 
@@ -196,22 +209,34 @@ def _training_rows(
 
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _conversations(
-    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool
+    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
 ) -> Iterator[dict[str, Any]]:
+    """Yields the ids of conversations. `cut` receives the name of each that was cut."""
     for row in batch:
         if row.pair is not None:
             raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
         messages = row.messages or ({"role": "user", "content": row.text},)
         open_end = messages[-1]["role"] != "assistant"
         with refusals_naming_rows([row]):
-            ids = codec.encode_chat(messages, open_end, max_length, truncate, row.tools).tolist()
+            try:
+                ids = codec.encode_chat(messages, open_end, max_length, False, row.tools).tolist()
+            except TooLong:
+                if not truncate:
+                    raise
+                ids = codec.encode_chat(messages, open_end, max_length, True, row.tools).tolist()
+                cut(row.name)
         yield {"ids": ids}
 
 
-def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
+def _plainly(
+    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
+) -> Iterator[dict[str, Any]]:
+    """Yields the ids of texts. `cut` receives the name of each that was cut."""
     require_no_messages(batch, "add --chat")
     with refusals_naming_rows(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
+    for number in encoded.long:
+        cut(batch[number].name)
     for number, one in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
         yield {"ids": one.tolist(), **types}
@@ -237,7 +262,6 @@ def _ids(name: str, text: str) -> list[int]:
 
 
 def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
-    """Returns the lines of a file or of stdin with their places."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
     return input_lines(source, sys.stdin)

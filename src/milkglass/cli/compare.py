@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,16 +12,18 @@ from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read, say_skipped
 from milkglass.cli.ui.options import AsJson, option_of, original, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
-from milkglass.progress import duration
+from milkglass.progress import duration, heartbeat
 
 ATTACKS, MAX_LENGTH = 180.0, 256
-QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 60.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
+QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
 
 
 @with_options
 def compare(
-    model: Annotated[str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), or demo:minilm.")],
-    data: Annotated[Path, typer.Argument(help=f"Your rows with labels: {ROWS}.")],
+    model: Annotated[
+        str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
+    ],
+    data: Annotated[Path, typer.Argument(help=f"Your rows, with labels or with answers: {ROWS}.")],
     validation: Annotated[
         Path | None,
         typer.Option(help="Rows to ask about.  [default: a fifth of DATA, and 40 at least; not trained with]"),
@@ -60,7 +62,8 @@ def compare(
     max_length: Annotated[
         int | None,
         typer.Option(
-            help=f"Models read this many tokens of a text. Linear models read all of it.  [default: {MAX_LENGTH}]"
+            help="Models read this many tokens of a text; linear models read all of it.  [default: 256, with --quick "
+            "64; for rows with answers 512]"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the rows that are asked about, of every training and every key.")] = 0,
@@ -73,26 +76,32 @@ def compare(
     Ways with nothing sent come first: the commonest class, a linear model, a small encoder. Then names masked, words
     replaced or scrambled, hidden states, attested hardware, and text sent as it is. The strongest attacks try to read
     what each way sends; the attacker has the other half of your rows.
+
+    Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
+    loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
     from milkglass.client.training_request import steps_of, training_defaults
+    from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
+    from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
     from milkglass.compare.report import page
     from milkglass.compare.report.words import line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
-    from milkglass.compare.rows import OwnRows
-    from milkglass.compare.run import TimeLimits, heartbeat
+    from milkglass.compare.rows import ComparisonRows
+    from milkglass.compare.run import MEASURES, TimeLimits
     from milkglass.compare.run import compare as compared
     from milkglass.compare.training import REPORTS, cut_words
-    from milkglass.compare.ways import Setting, chosen_ways
-    from milkglass.rows.examples import Summary, read_texts
+    from milkglass.compare.ways import ComparisonSettings, chosen_ways
+    from milkglass.rows.examples import Summary, checked, read_texts
+    from milkglass.server.jobs.needs import Shape
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
 
-    length = max_length or (QUICK_LENGTH if quick else MAX_LENGTH)
-    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": length}
+    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(given, option_of)  # before anything is read
-    selected = chosen_ways([one.strip() for one in ways.split(",")] if ways else [], quick, everything)
+    named = [one.strip() for one in ways.split(",")] if ways else []
+    chosen_ways(named, quick, everything)
     whole = Budget.parse(budget).seconds if budget else float("inf")
     limits = TimeLimits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
     if keep is not None and keep.resolve() == out.resolve():
@@ -105,23 +114,47 @@ def compare(
     def skipped(name: str, found: Summary) -> None:
         say_skipped(name, found.blank, found.empty)
 
-    rows = OwnRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
+    summary = checked(files[0], task)
+    text_length = QUICK_LENGTH if quick else MAX_LENGTH
+    length = max_length or (CHAT_LENGTH if summary.task == TASK else text_length)
+    given["max_length"] = length
+    rows: ComparisonRows
+    base = None
+    if summary.task == TASK:
+        skipped(files[0].name, summary)
+        if judged is not None:
+            skipped(judged.name, checked(judged, TASK))
+        base = original(model)
+        extent = QUICK if quick else Extent()
+        rows = chats = ChatRows.of(base, files[0], judged, seed, extent, length, summary)
+        settings = hyperparameters_of({"task": TASK, **chats.training(given)})
+        head: dict[str, Any] = {"task": TASK}
+    else:
+        rows = ComparisonRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
+        settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))
+        head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
+    selected = chosen_ways(named, quick, everything, rows.task)
     for file in files:
         say_read(file)
-    settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))
-    head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
     training = Hyperparameters(**{**settings, **head, "seed": seed})
+    if isinstance(rows, ChatRows) and base is not None:
+        training = training.fitted(len(Shape.of(base).layers))
     often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // REPORTS))
     training = training.model_copy(update={"logging_steps": often})
-    base = original(model)
+    base = base or original(model)
     with heartbeat(note) as log, resumable(out):
         names = {"model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept))}
-        setting = Setting(model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names)
+        setting = ComparisonSettings(
+            model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names
+        )
         asked, count = len(rows.held_out.texts), [0]
         log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
-        if words := cut_words(base, rows.train, training.max_length):
+        if isinstance(rows, ChatRows):
+            for words in rows.about(training):
+                log(words)
+        elif words := cut_words(base, rows.train, training.max_length):
             log(words)
-        measure = "pearson" if rows.task == "regression" else "accuracy"
+        measure = MEASURES[rows.task]
 
         def report(way: WayResult, left: float) -> None:
             count[0] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,16 +13,13 @@ import typer
 from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, table
+from milkglass.cli.ui.terminal import at_work, bars, emit, table
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from milkglass.audit.updates.report import UpdateAudit, UpdateResult
     from milkglass.audit.updates.scenes import PublicSource
     from milkglass.rows.data_file import DataFile
-
-
-KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
 
 @with_options
@@ -51,11 +49,14 @@ def audit(
     ] = None,
     shield: Annotated[str, typer.Option(help="What --shield of `federated run` was: attackers know it.")] = "none",
     budget: Annotated[
-        str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h; a bare number is seconds.")
+        str, typer.Option(help="How long all attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds.")
     ] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
         Path | None, typer.Option(help="A new file for what was read, beside the texts: as private as they are.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="A new file for the report, as HTML, with examples: as private as the texts.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of attackers' draws and of intervals.")] = 0,
     *,
@@ -69,7 +70,7 @@ def audit(
     require_file(text, "give the site's own file")
     if public is not None:
         require_file(public, "give a file with a text a line")
-    for path in (out, readings):
+    for path in (out, readings, page):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
     sleeping_threads()
@@ -80,7 +81,19 @@ def audit(
     from milkglass.federated.state import require_begun
 
     require_begun(run)
-    file, other = columns.texts(text), columns.others(public)
+    with at_work(as_json):
+        file, other = columns.texts(text), columns.others(public)
+        result, read = _leakage(run, model, site, file, other, rows, attacks, shield, budget, seed, as_json)
+    _write(result, read, out, readings, page)
+    paths = {"figures": out, "what was read, private": readings, "the page, private": page}
+    emit(as_json, result.to_json(), lambda: _text(result, paths))
+
+
+def _leakage(
+    run: Path, model: str, site: str, file: DataFile, other: DataFile | None, rows: Path | None, attacks: str | None,
+    shield: str, budget: str, seed: int, as_json: bool,
+) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
+    """Attacks the updates of a site, and returns the figures and what was read."""
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
@@ -88,6 +101,7 @@ def audit(
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.table import opened
+    from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
     defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
@@ -95,9 +109,10 @@ def audit(
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
-        result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
-    _write(out, readings, result, read)
-    emit(as_json, result.to_json(), lambda: _page(result, out, readings))
+        result, read = leakage(
+            audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
+        )
+    return result, read
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -145,35 +160,25 @@ def _source(public: DataFile | None) -> PublicSource:
     return PublicSource(texts, public.name)
 
 
-def _write(out: Path | None, readings: Path | None, result: UpdateAudit, read: Sequence[Mapping[str, Any]]) -> None:
+def _write(
+    result: UpdateAudit, read: Sequence[Mapping[str, Any]], out: Path | None, readings: Path | None, page: Path | None
+) -> None:
     from milkglass import files
+    from milkglass.audit.updates.page import render
 
     if out is not None:
         files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
         files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in read))
+    if page is not None:
+        files.write(page, render(result, read))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-def _page(result: UpdateAudit, out: Path | None, readings: Path | None) -> str:
+def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
     lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {one.attack}: {state}" for one in result.found if (state := _state(one))]
-    lines += [f"- round {number + 1} is left out: {reason}" for number, reason in result.refused.items()]
-    lines += _how_to_read(result)
-    lines += [
-        f"- attacked: {result.texts:,} texts in {len(result.rounds)} rounds (one that was in two counts twice)",
-        f"- {KNOWN} {result.public_text}",
-    ]
-    if left_out := result.public["left_out"]:
-        lines += [f"- {left_out:,} public texts contain an attacked text or are part of one: they are left out"]
-    if result.ghost:
-        other = "" if result.selection == "states" else ", which is not the paper's"
-        lines += [f"- ghost's selection of shadows: {result.selection}{other}"]
-    lines += [f"- {result.advice}"] if result.advice else []
-    if any(one.attack.startswith("shadow-") for one in result.done):
-        lines += ["- shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
-    lines += [f"figures: {out}"] if out else []
-    lines += [f"what was read, private: {readings}"] if readings else []
+    lines += [f"- {one}" for one in result.notes()]
+    lines += [f"{what}: {path}" for what, path in files.items() if path is not None]
     return "\n".join(lines)
 
 
@@ -188,25 +193,3 @@ def _row(one: UpdateResult) -> tuple[str, ...]:
 
     trained = ("", "") if one.trained is None else (str(tokens(one.trained)), str(one.trained["rouge-1"]))
     return (one.attack + (", not finished" if one.cut else ""), str(one.tokens), str(one.rouge), *trained)
-
-
-def _state(one: UpdateResult) -> str:
-    """Returns why there are no figures, or none of some rounds; "" where there are all."""
-    if one.state != "done":
-        return f"{one.state}: {one.reason}"
-    if not one.left_out:
-        return ""
-    rounds = len(one.left_out) + len(one.rounds)
-    return f"does not apply to {len(one.left_out)} of {rounds} rounds: {next(iter(one.left_out.values()))}"
-
-
-def _how_to_read(result: UpdateAudit) -> list[str]:
-    lines = []
-    if result.done:
-        lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
-    if any(one.cut for one in result.done):
-        lines += ["- not finished: its share of --budget was over; more texts in a batch need more"]
-    if result.floor:
-        commonest = f"{100 * result.floor['commonest token']:.1f} %"
-        lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
-    return lines

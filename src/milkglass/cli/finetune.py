@@ -6,6 +6,7 @@ Label names and the scale of scores stay here, sealed in the key.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +26,7 @@ from milkglass.cli.ui.options import (
     training_settings,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit
+from milkglass.cli.ui.terminal import at_work, bars, emit
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,9 +108,11 @@ def finetune(
 
     require_hyperparameters(hyperparameters, option_of)
     unlocked = key.open()
-    train, about = columns.training(data, task)
-    judged = None if validation is None else columns.training(validation, about.task)[0]
-    with open_session(key, server, unlocked) as session:
+    with ExitStack() as working:
+        working.enter_context(at_work(as_json))
+        train, about = columns.training(data, task)
+        judged = None if validation is None else columns.training(validation, about.task)[0]
+        session = working.enter_context(open_session(key, server, unlocked))
         with bars(as_json) as stage:
             job = session.finetune(
                 model_id, train, validation=judged, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,

@@ -24,7 +24,7 @@ from milkglass.cli.ui.options import (
     refuse_unused,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
+from milkglass.cli.ui.terminal import at_work, bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 from milkglass.rows.lines import InputRow, paired, refusals_naming_rows
@@ -61,7 +61,13 @@ def classify(
     source: Annotated[
         Path | None, typer.Option("--in", help="Read this file, not stdin: lines, JSON Lines, CSV, TSV or Parquet.")
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate/--refuse-long",
+            help="Cut texts as the rows of the training were, and say so; or refuse what is too long for the model.",
+        ),
+    ] = True,
     labels_of: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +98,7 @@ def classify(
         raise UsageError("texts and --in were both given", "give one of them")
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     if local is not None:
-        refuse_unused("with --local", {"--labels-of": labels_of, "--truncate": truncate, "--key": key.key,
+        refuse_unused("with --local", {"--labels-of": labels_of, "--refuse-long": not truncate, "--key": key.key,
                                        "--server": server.server})  # fmt: skip
         words = [*([] if model_id is None else [model_id]), *(text or [])]
         if words and source:
@@ -117,8 +123,8 @@ def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] 
     from milkglass.client.results import Classified
     from milkglass.compare.keep import answers
 
-    found = answers(folder, [row.text for row in rows], pairs)
-    results = [Classified(one.label, one.probabilities, one.score) for one in found]
+    predictions = answers(folder, [row.text for row in rows], pairs)
+    results = [Classified(one.label, one.probabilities, one.score) for one in predictions]
     show_classified(results, as_json, [row.output_id for row in rows])
 
 
@@ -161,7 +167,7 @@ def generate(
         _require_split(key, split)
         sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
-        with split_text(split, server) as running:
+        with at_work(as_json), split_text(split, server) as running:
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
         return
     if model_id is None or instruction:
@@ -229,8 +235,8 @@ def _require_split(key: KeyOptions, split: SplitOptions) -> None:
     own = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
     refuse_unused("with --split", own)
     if split.no_sanitize:
-        given = changed(split)
-        refuse_unused("with --no-sanitize", {name: given.get(name) for name in ("--epsilon", "--p")})
+        options = changed(split)
+        refuse_unused("with --no-sanitize", {name: options.get(name) for name in ("--epsilon", "--p")})
 
 
 def _say_own(session: Session) -> None:

@@ -83,11 +83,11 @@ def _document(job: Mapping[str, Any]) -> dict[str, Any]:
     return {name: job.get(name) for name in names}
 
 
-def _words(found: list[dict[str, Any]]) -> str:
-    if not found:
+def _words(jobs: list[dict[str, Any]]) -> str:
+    if not jobs:
         return "the server has no jobs"
     rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "made", "fine-tuned model")]
-    for job in map(_document, found):
+    for job in map(_document, jobs):
         numbers = job["progress"]
         cells = (job["id"], job["model"], job["status"], steps_of(numbers) or "-", _loss(numbers) or "-")
         rows.append((*map(cell, cells), moment(job["created_at"]), cell(job["fine_tuned_model"] or "-")))

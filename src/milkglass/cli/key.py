@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original, require_file
 from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
@@ -42,11 +42,17 @@ READS = "it reads every text under this key, as the key does; it makes no key fo
 
 @keys.command()
 def status(
-    key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")], as_json: AsJson = False
+    key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")],
+    passphrase_file: Annotated[
+        Path | None, typer.Option("--passphrase-file", help="Not needed; taken because the other commands take it.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """How much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
+    if passphrase_file is not None:
+        require_file(passphrase_file, "leave it out: the count is not sealed")
     from milkglass.client.key.file import require_key_file
 
     require_key_file(key)

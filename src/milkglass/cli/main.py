@@ -20,6 +20,7 @@ from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
 from milkglass.cli.compare import compare
 from milkglass.cli.conformance import conformance
+from milkglass.cli.data import data
 from milkglass.cli.federated import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
@@ -28,7 +29,7 @@ from milkglass.cli.key import keys
 from milkglass.cli.models import models, upload, uploads
 from milkglass.cli.obfuscate import obfuscate
 from milkglass.cli.proxy import proxy, ui
-from milkglass.cli.reproduce import data, reproduce
+from milkglass.cli.reproduce import reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.scrambled import export, train_config, verify
 from milkglass.cli.serve import serve
@@ -140,7 +141,7 @@ def demo(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the process, not the quality.")] = False,
 ) -> None:
-    """Obfuscate, serve, fine-tune and use both embedded models, then show who saw what. Takes some minutes."""
+    """Compare ways, then obfuscate, serve, fine-tune and use two models, and show who saw what. Takes some minutes."""
     from milkglass.demo.run import run_demo
 
     run_demo(out, quick=quick)

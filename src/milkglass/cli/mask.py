@@ -23,11 +23,11 @@ def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: b
         report = mask_file(source, shape, out, least_of(words), stage("mask", source.stat().st_size))
     rows: list[tuple[str, ...]] = [("masked", "times")]
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
-    said = (
+    text = (
         f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
         f"knows is unchanged\nwrote {out}"
     )
-    emit(as_json, report, said)
+    emit(as_json, report, text)
 
 
 def least_of(words: list[str]) -> float:

@@ -90,12 +90,12 @@ def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
     emit(as_json, {"models": shown}, lambda: _server_words(shown))
 
 
-def _server_words(found: list[dict[str, Any]]) -> str:
+def _server_words(models: list[dict[str, Any]]) -> str:
     more = "what can be scrambled: milkglass models --supported"
-    if not found:
+    if not models:
         return f"the server has no models\n{more}"
     rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
-    for model in found:
+    for model in models:
         scrambled_with = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
         cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
         rows.append((*cells, cell(model["parent"] or "-"), cell(scrambled_with)))
@@ -129,10 +129,10 @@ def _one(ref: str) -> tuple[dict[str, Any], str]:
     base = original(ref)
     result = architecture_of(base)
     require_sound(base)
-    if said := assumed(base):
-        note(said)
+    if warning := assumed(base):
+        note(warning)
     tables = sum(base.tensors[name].bytes for name in result.touched)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "ref": ref,
         "folder": str(base.folder),
         "family": result.family.name,
@@ -144,13 +144,13 @@ def _one(ref: str) -> tuple[dict[str, Any], str]:
         "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
         "bytes_scrambled": tables,
     }
-    return found, table(
+    return facts, table(
         [
-            ("folder", found["folder"]),
-            ("family", f"{found['family']} ({found['kind']})"),
-            ("vocabulary", f"{found['vocabulary']:,} tokens x {found['dimensions']} dimensions, {found['dtype']}"),
-            ("scrambled", ", ".join(found["touched"])),
-            ("size", f"{megabytes(found['bytes'])}, a delta {megabytes(found['bytes_scrambled'])}"),
+            ("folder", facts["folder"]),
+            ("family", f"{facts['family']} ({facts['kind']})"),
+            ("vocabulary", f"{facts['vocabulary']:,} tokens x {facts['dimensions']} dimensions, {facts['dtype']}"),
+            ("scrambled", ", ".join(facts["touched"])),
+            ("size", f"{megabytes(facts['bytes'])}, a delta {megabytes(facts['bytes_scrambled'])}"),
         ]
     )
 
@@ -174,6 +174,7 @@ def upload(
     """
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
+    options = "--key KEYFILE" if key is None else str(KeyOptions(key, None, passphrase_file))
     from milkglass.client.obfuscate.upload_check import others_in
     from milkglass.client.plain_names import is_plain
 
@@ -187,7 +188,7 @@ def upload(
                 unlocked.remember(None, model=model)
             did = f"the server had this very model already, nothing was replaced: {model}"
             words = did if repeats else f"uploaded: {model}"
-            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server)}")
+            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server, options)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
@@ -221,12 +222,12 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     return unlocked
 
 
-def _next(remote: Remote, model: str, server: ServerOptions) -> str:
+def _next(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
     """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
-    tune = f"next: milkglass finetune {model} DATA --key KEYFILE {server}"
+    tune = f"next: milkglass finetune {model} DATA {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
-    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy --key KEYFILE {server}"
+    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy {key} {server}"
 
 
 @with_options

@@ -96,13 +96,18 @@ def next_steps(
 ) -> list[str]:  # fmt: skip
     """Returns what the user must know to go on. `columns`: the options by which the rows that were given are read."""
     from milkglass.client.key.generate import scheme_of
+    from milkglass.client.plain_names import is_plain
 
     opens = KeyOptions(opened.path, None, passphrase_file)
     audit = f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    upload = f"milkglass upload {folder} --server {server}{token}"
+    named = out.name if is_plain(out.name) else None
+    upload = f"milkglass upload {folder} {f'--name {named} ' if named else ''}{opens} --server {server}{token}"
+    rows = f"{shlex.quote(str(data))}{columns}"
+    tune = f"then: milkglass finetune {named or 'MODEL'} {rows} {opens} --server {server}{token}"
+    trained = [tune] if data is not None else []
     answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
     proxy = [f"then: milkglass proxy {opens} --server {server}{token}"] if answers else []
     if scheme_of(key).broken:
@@ -113,7 +118,7 @@ def next_steps(
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
-    return [*lines, audit, f"then: milkglass verify {folder} {opens}", f"then: {upload}", *proxy]
+    return [*lines, audit, f"then: milkglass verify {folder} {opens}", f"then: {upload}", *trained, *proxy]
 
 
 @with_options

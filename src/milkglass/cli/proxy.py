@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.passphrase import opened
-from milkglass.cli.ui.terminal import INTERRUPTED, note, note_apart, say
+from milkglass.cli.ui.terminal import INTERRUPTED, at_work, note, note_apart, say
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
@@ -178,14 +179,19 @@ def proxy(
     from milkglass.client.codec.codec import codec_of
     from milkglass.proxy.run import run
 
+    starting = ExitStack()
+
     def ready(url: str, models: list[str]) -> None:
+        starting.close()
         say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
         note(f"next: {endpoint.client(url, address)}")
 
-    keys = [(one, codec_of(one, key.model)) for one in unlocked]
-    of_file = {one.path.resolve(): one for one in unlocked}
-    paired = {name: of_file[file.resolve()] for name, file in files.items()}
-    run(keys, upstream, names, address, ready, note, paired=paired)
+    with starting:
+        starting.enter_context(at_work(doing="start the proxy"))
+        keys = [(one, codec_of(one, key.model)) for one in unlocked]
+        of_file = {one.path.resolve(): one for one in unlocked}
+        paired = {name: of_file[file.resolve()] for name, file in files.items()}
+        run(keys, upstream, names, address, ready, note, paired=paired)
 
 
 def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
@@ -304,6 +310,8 @@ def ui(
     from milkglass.monitor.attacker import LiveAttacker
     from milkglass.proxy.run import run
 
+    starting = ExitStack()
+    starting.enter_context(at_work(doing="start the page"))
     codec = codec_of(unlocked, key.model)
     attacker = None
     if attack:
@@ -311,13 +319,15 @@ def ui(
     page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
 
     def ready(url: str, models: list[str]) -> None:
+        starting.close()
         base = reached(url, endpoint.cert)
         page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
         say(f"milkglass ui: open {base}/#{page.opening.code}")
         note(f"applications: {endpoint.client(url, address)}; models: {', '.join(models)}")
 
     try:
-        run([(unlocked, codec)], upstream, names, address, ready, note, page)
+        with starting:
+            run([(unlocked, codec)], upstream, names, address, ready, note, page)
     except KeyboardInterrupt:
         note_apart("interrupted")
         leave(INTERRUPTED)

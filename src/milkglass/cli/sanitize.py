@@ -28,6 +28,9 @@ SMALL = 1 << 22  # bytes of a file that one process is soon done with
 FILES = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
 EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
+BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
+SPARING = ("santext+", "rnm")  # methods for which some words are sensitive
+SAMPLE = 160  # characters of a text that is shown
 GHOST_TEXT = (
     "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
 )
@@ -113,10 +116,12 @@ def units(reader: Reader) -> str:
 
 def write_file(
     method: SanitizerMethod, source: Path, shape: FileShape, out: Path | None, reader: Reader, seed: int | None,
-    workers: int | None, corpus: Path | None, as_json: bool,
+    workers: int | None, corpus: Path | None, as_json: bool, given: bool = True,
 ) -> None:  # fmt: skip
+    """Sanitizes a file. `given`: whether the user named epsilon."""
     from milkglass.sanitizers.files import describe, report_path, sanitize_file
 
+    method = method if given else with_table(method, reader)
     assert out is not None  # _require_files
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
     counted = None if corpus is None else (corpus, read_shape(corpus))
@@ -136,6 +141,25 @@ def write_file(
         {"out": str(out), "report": str(report_path(out)), **report},
         lambda: _summary(report, out, sanitizer.sanitizer.table),
     )
+    if not as_json and sys.stdout.isatty():
+        from milkglass.rows.blocks import blocks_of
+
+        _, slots, _ = shape.parse(next(blocks_of(out, shape)))
+        container, key = slots[0]
+        print(f"the first text reads now: {shown(container[key][:SAMPLE])}", flush=True)
+
+
+def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
+    """Returns the method with an epsilon that suits the table, if its epsilon counts distances in the table."""
+    from dataclasses import replace
+
+    from milkglass.sanitizers.santext import halfway
+
+    if method.name != BY_TABLE:
+        return method
+    epsilon = float(f"{halfway(reader.table):.2g}")
+    note(f"--epsilon {epsilon:g}: near it about half of the words of this table stay; less replaces more")
+    return replace(method, epsilon=epsilon)
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
@@ -157,7 +181,7 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     rows += [
         (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
         for name, one in report["words"].items()
-        if one["words"] or "by" not in report  # tokens have fewer classes than words
+        if _has_class(report, name) or one["words"]
     ]
     left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
@@ -179,16 +203,24 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     return "\n".join(lines)
 
 
+def _has_class(report: dict[str, Any], name: str) -> bool:
+    """Returns whether a method has a class of words. Tokens have fewer classes than words."""
+    return "by" not in report and (name != "sensitive" or report["method"] in SPARING)
+
+
 def sanitize_by_ghost(
     source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Replace tokens by shadows. words: parameters of the search and the selection, such as "k=70" and "beams=2"."""
+    from dataclasses import replace
+
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
+    from milkglass.rows.place import listed
     from milkglass.sanitizers.files import report_path
-    from milkglass.sanitizers.ghost.files import GhostJob, require_texts, sanitize_dataset
+    from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
@@ -208,9 +240,13 @@ def sanitize_by_ghost(
     require_writable(out)
     require_texts(plan)
     folder = resolve(model)
+    long, limit = long_texts(plan, folder)
+    if long:
+        note(f"cut to {limit} tokens, which is what {model} takes: {listed(long)} of {path.name}")
     with bars(as_json) as stage:
         progress = stage("find shadows", 0)
-        ghost = Ghost.open(folder, search, selection, name=model if model.startswith("demo:") else folder.name)
+        name = model if model.startswith("demo:") else folder.name
+        ghost = replace(Ghost.open(folder, search, selection, name=name), cuts=True)
         progress(1)
         if plan.folder.is_dir() and not as_json:
             note("resuming an interrupted run")
@@ -268,7 +304,8 @@ def sanitize(
         typer.Option("--method", help="How words are replaced: ghost, mask, or another; an unknown name lists them."),
     ] = "custext",
     epsilon: Annotated[
-        float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1; custext: 3]")
+        float | None,
+        typer.Option(help="The budget of one word; santext: per unit of distance.  [1; custext: 3; santext: by table]"),
     ] = None,
     embeddings: Annotated[
         str,
@@ -383,14 +420,17 @@ def sanitize(
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         refuse_unused("for stdin, which is read line by line", {"--workers": workers})
         counted = None if corpus is None else (corpus, read_shape(corpus))
-        answer_lines(over_table(selected, reader_of(embeddings, by), counted, 1), seed)
+        reader = reader_of(embeddings, by)
+        selected = selected if epsilon is not None else with_table(selected, reader)
+        answer_lines(over_table(selected, reader, counted, 1), seed)
         return
     from milkglass.rows.blocks import require_rows
 
     _require_files(Path(source), out)
     shape = read_shape(Path(source), also, keep, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
-    write_file(selected, Path(source), shape, out, reader_of(embeddings, by), seed, workers, corpus, as_json)
+    reader = reader_of(embeddings, by)
+    write_file(selected, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
 
 
 def _method(name: str, words: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:

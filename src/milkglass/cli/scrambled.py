@@ -36,8 +36,8 @@ def verify(
     _require_its_key(out, opened.key)
     base = original(key.model or opened.key.info.model)
     require_sound(base)
-    if said := assumed(base):
-        note(said)
+    if warning := assumed(base):
+        note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:

@@ -28,7 +28,7 @@ from milkglass.cli.ui.options import (
     require_folder,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, note, show_classified
+from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
 from milkglass.cli.ui.text_input import to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
@@ -311,15 +311,16 @@ def serve(
         policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
         _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
         return
-    given = {
+    options = {
         "--allow-measurement": allow_measurement, "--allow-unattested": allow_unattested,
         "--rows-per-hour": rows_per_hour, "--burst": burst,
     }  # fmt: skip
-    refuse_unused("for a server's half, which has no table", given)
+    refuse_unused("for a server's half, which has no table", options)
     from milkglass.split.server import opened
     from milkglass.split.server import serve as run
 
-    half = opened(Path(model))
+    with at_work(doing=f"load {model}"):
+        half = opened(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
     run(half, home.resolve(), port, token)
 
@@ -351,7 +352,7 @@ def _serve_decoder(
     name = kept_name(model, folder).rsplit("/", 1)[-1]
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
-    with ThreadPoolExecutor(1) as loading:
+    with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
         serving = loading.submit(opened, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)

@@ -107,14 +107,14 @@ class Vectorizers:
         """Returns sparse (b, features) matrices by name; "agreement" is dense."""
         wanted = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
         joined = rows.joined()
-        found: dict[Any, Any] = {
+        features: dict[Any, Any] = {
             name: one.transform(joined).tocsr() for name, one in self.fitted.items() if name in wanted
         }
         if "both" in names:
-            found["both"] = sparse.hstack([found["words"], found["letters"]]).tocsr()
+            features["both"] = sparse.hstack([features["words"], features["letters"]]).tocsr()
         if "agreement" in names and self.scales is not None:
-            found["agreement"] = (agreement(rows) - self.scales[0]) / self.scales[1]
-        return {name: found[name] for name in names}
+            features["agreement"] = (agreement(rows) - self.scales[0]) / self.scales[1]
+        return {name: features[name] for name in names}
 
 
 def _vectorizer(name: str) -> Any:
@@ -254,18 +254,6 @@ class LinearModel:
     def regression(self) -> bool:
         return not len(self.classes)
 
-    @property
-    def title(self) -> str:
-        """Returns the members in words, such as "naive Bayes over words; a linear SVM over letters"."""
-        names = {
-            "bayes": "naive Bayes", "complement": "naive Bayes", "logistic": "logistic regression",
-            "svm": "a linear SVM", "ridge": "ridge regression",
-        }  # fmt: skip
-        over = {"content": "words without stop words", "both": "words and letters", "agreement": "what texts share"}
-        found = (f"{names[one.candidate.kind]} over {over.get(one.candidate.features, one.candidate.features)}"
-                 for one in self.members)  # fmt: skip
-        return "; ".join(dict.fromkeys(found))
-
     @classmethod
     def fit(
         cls, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
@@ -307,9 +295,8 @@ class LinearModel:
         return cls(vectorizers, members, kept, len(rows), validated)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        """Returns (b,) classes or scores."""
-        found = self._mean(Rows(texts, pairs))
-        return found[:, 0] if self.regression else self.classes[found.argmax(1)]
+        means = self._mean(Rows(texts, pairs))
+        return means[:, 0] if self.regression else self.classes[means.argmax(1)]
 
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, classes: int) -> Floats:
         """Returns (b, classes), by the classes' numbers. A class without a row gets the probability 1 / (rows + 1).

@@ -172,13 +172,13 @@ class ModelSampling:
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
         """Reads the content of generation_config.json."""
-        given = {name: one for name, one in (generation or {}).items() if one is not None}
-        values = {name: given[name] for name in RANGES if name in given and _fits(name, given[name])}
-        left_out = [name for name in RANGES if name in given and name not in values]
-        left_out += [name for name, neutral in OTHERS.items() if given.get(name, neutral) != neutral]
-        if given.get("do_sample") is False:
+        stated = {name: one for name, one in (generation or {}).items() if one is not None}
+        values = {name: stated[name] for name in RANGES if name in stated and _fits(name, stated[name])}
+        left_out = [name for name in RANGES if name in stated and name not in values]
+        left_out += [name for name, neutral in OTHERS.items() if stated.get(name, neutral) != neutral]
+        if stated.get("do_sample") is False:
             values["temperature"] = 0.0
-        elif given.get("do_sample") is True:
+        elif stated.get("do_sample") is True:
             values.setdefault("temperature", 1.0)
         if "top_k" in values:
             values["top_k"] = max(0, int(values["top_k"]))

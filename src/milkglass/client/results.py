@@ -21,11 +21,13 @@ class Classified:
         label: the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
         probabilities: of each class, by name.
         score: a regression's score, in the unit of the training data if the key has its scale.
+        cut: whether only the text's beginning was sent.
     """
 
     label: str = field(repr=False)
     probabilities: Mapping[str, float] = field(repr=False)
     score: float | None = None
+    cut: bool = False
 
     @property
     def probability(self) -> float:
@@ -40,9 +42,10 @@ class Classified:
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
+        cut = {"cut": True} if self.cut else {}
         if self.score is not None:
-            return {"score": self.score}
-        return {"label": self.label, "probabilities": dict(self.probabilities)}
+            return {"score": self.score, **cut}
+        return {"label": self.label, "probabilities": dict(self.probabilities), **cut}
 
 
 @dataclass
@@ -95,7 +98,6 @@ class Job:
         return str(self.remote.result(self.id)["fine_tuned_model"])
 
     def cancel(self) -> None:
-        """Cancels the job on the server."""
         self.remote.cancel(self.id)
 
 

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.codec import Codec, codec_of
 from milkglass.client.key.file import UnlockedKey
+from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
-from milkglass.errors import EmptyText, UnsupportedModel, UsageError
+from milkglass.errors import EmptyText, RemoteError, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.labels import Scale
 from milkglass.rows.messages import Message
+from milkglass.rows.place import MAX_PLACES_SHOWN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
+LEAST_LENGTH = 8  # tokens; a server's record of a shorter training is not followed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
 
@@ -104,7 +107,7 @@ class Session(AbstractContextManager["Session"]):
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         *,
-        truncate: bool = False,
+        truncate: bool = True,
         labels_of: str | None = None,
         stage: Stage = no_stage,
     ) -> list[Classified]:
@@ -112,7 +115,9 @@ class Session(AbstractContextManager["Session"]):
 
         Args:
             pairs: the second text of each, if the model reads pairs.
-            truncate: whether texts that are too long are cut. Otherwise they are refused before any is sent.
+            truncate: whether texts are cut to the length that the model's training rows were cut to. `notice` hears of
+                it, and `Classified.cut` says which. Otherwise texts that are too long for the model are refused before
+                any is sent.
             labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
                 None: the job that made the model.
             stage: receives how many texts are done.
@@ -121,21 +126,50 @@ class Session(AbstractContextManager["Session"]):
             CodecError: a text cannot be sent; the message has its number.
             UsageError: the key has no labels of that job.
         """
-        encoded = self.codec.encode(texts, pairs, truncate=truncate)
         info = self.describe(model)
+        trained = self._trained_length(info.get("job")) if truncate else None
+        encoded = self.codec.encode(texts, pairs, trained, truncate)
+        if encoded.long:
+            self._say_cut(len(texts), encoded.long, trained)
         names, scale = self._names(model, info.get("job"), labels_of), self._scale(model, info.get("job"), labels_of)
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, fits = stage("classify", len(texts)), list[Classified](), True
+        long = {*encoded.long}
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
             for one in self.remote.classify(model, encoded.ids[part], types):
                 known = names if sorted(names) == list(range(len(one.probabilities))) else {}
                 fits = fits and bool(known)
-                results.append(Classified.of(one, known, scale))
+                result = Classified.of(one, known, scale)
+                results.append(replace(result, cut=True) if len(results) in long else result)
             progress(len(encoded.ids[part]))
         self._say_names(model, results, names, fits, scale)
         return results
+
+    def _trained_length(self, job: object) -> int | None:
+        """Returns how many tokens of a row the model was trained with, as the server has it. None: it has no record."""
+        if not isinstance(job, str) or not is_plain(job):
+            return None
+        try:
+            settings = self.remote.job(job).get("hyperparameters")
+        except RemoteError as error:
+            if error.status == 404:  # the job was deleted
+                return None
+            raise
+        length = settings.get("max_length") if isinstance(settings, Mapping) else None
+        usable = isinstance(length, int) and LEAST_LENGTH <= length <= self.codec.limit
+        return length if usable else None
+
+    def _say_cut(self, texts: int, long: Sequence[int], trained: int | None) -> None:
+        """Says which texts are cut, and to what."""
+        numbers = [str(one + 1) for one in long[:MAX_PLACES_SHOWN]]
+        more = [f"{len(long) - len(numbers):,} more"] if len(long) > len(numbers) else []
+        limit = f"{trained or self.codec.limit} tokens"
+        as_ = "as the rows were that the model was trained with" if trained else "which is what the model takes"
+        which = "" if texts == 1 else f" (number {', '.join([*numbers, *more])})"
+        noun, verb = "text" if texts == 1 else "texts", "is" if len(long) == 1 else "are"
+        self._notice(f"{len(long):,} of {texts:,} {noun} {verb} cut to {limit}, {as_}{which}")
 
     def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
         """Returns label names by number. The job in the model's name takes precedence over the server's statement."""
@@ -251,6 +285,7 @@ class Session(AbstractContextManager["Session"]):
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
         self,
+        /,
         model: str,
         data: Source | str,
         *,
@@ -284,19 +319,19 @@ class Session(AbstractContextManager["Session"]):
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
         about = (data, validation, task, hold_out, hyperparameters, self._notice)
-        asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
+        request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
         about_model = self.describe(model)
-        require_generator(asked.source, asked.train, about_model.get("kind"))
-        self._require_layers(asked.settings, about_model.get("layers"))
+        require_generator(request.source, request.train, about_model.get("kind"))
+        self._require_layers(request.settings, about_model.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written, first = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
-            self._notice(asked.announced(first.rows))
-            self.unlocked = self.unlocked.remember(asked.numbers)
+            written, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            self._notice(request.announced(first.rows))
+            self.unlocked = self.unlocked.remember(request.numbers)
             train, *others = (self.remote.upload(one, stage) for one in written)
-        job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)
+        job = self.remote.create_job(model, train, request.settings, others[0] if others else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
-        self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]), model)
-        return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
+        self.unlocked = self.unlocked.remember(request.numbers, str(job["id"]), model)
+        return Job(self.remote, str(job["id"]), request.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
         """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered for it."""

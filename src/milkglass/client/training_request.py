@@ -134,10 +134,10 @@ class TrainingRequest:
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
         numbers = numbers_of(key, train)
-        given = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
+        defaults = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
         settings = {
-            **given,
-            "max_length": limit if (length := given.get("max_length")) is None else min(length, limit),
+            **defaults,
+            "max_length": limit if (length := defaults.get("max_length")) is None else min(length, limit),
             "task": train.task,
             "num_labels": len(numbers) if isinstance(numbers, Mapping) else None,
         }

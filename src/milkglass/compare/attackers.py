@@ -18,7 +18,7 @@ from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.catalogue import signature
 from milkglass.compare.result import Reading
-from milkglass.compare.ways import Setting
+from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.metrics.interval import ratio
@@ -32,7 +32,7 @@ ALL_READ = "nothing: it is sent as it is"
 
 
 def reading_of(
-    setting: Setting, cell: TrainedHalves, public: Sequence[str], budget: Budget, work: Path,
+    setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, attacks: Mapping[str, Attack] = ATTACKS,
 ) -> Reading:  # fmt: skip
     """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
@@ -67,7 +67,7 @@ def reading_of(
     )  # fmt: skip
 
 
-def everything_read(setting: Setting, cell: TrainedHalves) -> Reading:
+def everything_read(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
     everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))

@@ -1,7 +1,8 @@
 """Keeps the best model with nothing sent as an ordinary folder, and answers with it.
 
 An encoder is an ordinary Hugging Face folder, with its tokenizer and the names of its classes in config.json, which
-`transformers.pipeline("text-classification", FOLDER)` opens. A linear model is linear.json and linear.safetensors.
+`transformers.pipeline("text-classification", FOLDER)` opens. A linear model is linear.json and linear.safetensors. A
+model that writes answers is an ordinary folder with its tokenizer and chat template, which any engine serves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from scipy.special import softmax
 
 from milkglass import files
 from milkglass.client import alone
-from milkglass.compare.ways import Setting, WayAnswer
+from milkglass.compare.chat_rows import TASK
+from milkglass.compare.ways import ComparisonSettings, WayAnswer
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
@@ -26,11 +28,14 @@ from milkglass.rows.labels import Scale
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt", "vocab.json",
+    "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
 MARK = "milkglass.json"
 
 
-def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
+def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
     """Writes the model to a folder, in place of one that an earlier comparison kept there.
 
     Raises:
@@ -47,7 +52,7 @@ def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
             alone.save(best.model, names, partial)
         else:
             assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
-            _encoder(best, setting, names, partial)
+            _model(best, setting, names, partial)
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
         about = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
@@ -56,7 +61,7 @@ def keep(setting: Setting, best: WayAnswer, folder: Path) -> None:
         (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
 
 
-def _encoder(best: WayAnswer, setting: Setting, names: Sequence[str], folder: Path) -> None:
+def _model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
     assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
@@ -64,6 +69,8 @@ def _encoder(best: WayAnswer, setting: Setting, names: Sequence[str], folder: Pa
     for name in TOKENIZER_FILES:
         if (best.folder / name).is_file():
             shutil.copyfile(best.folder / name, folder / name)
+    if setting.rows.task == TASK:
+        return
     settings = read_json(folder / "tokenizer_config.json")
     settings["model_max_length"] = setting.training.max_length
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
@@ -92,6 +99,8 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     if not (folder / MARK).is_file():
         raise ModelNotFound(f"{folder} holds no model that `compare` kept", "give the folder of `compare --keep`")
     about = read_json(folder / MARK)
+    if about["task"] == TASK:
+        raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
         if model.regression:

@@ -58,7 +58,8 @@ class WayResult:
         reason: for every state but "done".
         quality: of its answers to the held-out rows, with a 95 % interval over rows. For answers in words the loss.
         more: further measures of the same answers.
-        above: by how much its quality exceeds the best way with nothing sent, in the same rows; None for that one.
+        above: by how much its quality exceeds the best way with nothing sent, in the same rows; None for that one. Of
+            a loss, less than 0 is better.
         reading: None: nothing is sent.
         seconds: of the user's processor for 1,000 texts, once the way is set up.
         setup: of the user's processor to set the way up, training included where the user trains.
@@ -115,6 +116,7 @@ class Compared:
         seconds: by the clock.
         kept: the folder of the best model with nothing sent; "" if none was kept.
         settings: the training's settings.
+        notes: how rows with answers were trained and asked.
     """
 
     model: str
@@ -129,6 +131,7 @@ class Compared:
     seconds: float = math.nan
     kept: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def finished(self) -> list[WayResult]:

@@ -20,7 +20,7 @@ MAX_ATTACKED = 1_000  # texts that are attacked
 
 
 @dataclass(frozen=True, eq=False)
-class OwnRows:
+class ComparisonRows:
     """A user's rows.
 
     Attributes:
@@ -40,7 +40,7 @@ class OwnRows:
         cls, data: DataFile, validation: DataFile | None, seed: int,
         skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
         most: int | None = None,
-    ) -> OwnRows:  # fmt: skip
+    ) -> ComparisonRows:  # fmt: skip
         """Reads the rows.
 
         Args:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,17 @@ from milkglass import files
 from milkglass.audit.outcome import AttackResult, finite
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
+from milkglass.compare.answers import losses_of
+from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.result import Compared, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import Setting, Way, WayAnswer
+from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import packed, require_same_run, unpacked
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
+from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
 from milkglass.threat.budget import Budget
 
@@ -40,6 +41,7 @@ RUN_VERSION = 3  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
 
+MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
 
 
@@ -57,7 +59,7 @@ class TimeLimits:
 
 
 def compare(
-    setting: Setting, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
+    setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
     kept: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
 ) -> Compared:  # fmt: skip
     """Runs the ways and returns the comparison.
@@ -80,9 +82,10 @@ def compare(
         report(results[-1], run.left(ways[number + 1 :]))
     rows = setting.rows
     compared = Compared(
-        setting.name, rows.task, "pearson" if rows.task == "regression" else "accuracy",
+        setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
         seconds=run.elapsed() + run.earlier, settings=setting.training.model_dump(),
+        notes=rows.about(setting.training) if isinstance(rows, ChatRows) else (),
     )  # fmt: skip
     if kept is not None and (home := compared.best_local) is not None:
         keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
@@ -95,12 +98,14 @@ def _is_attacked(way: Way) -> bool:
     return not way.local and way.group not in ("confidential hardware", "sent as it is")
 
 
-def run_name(setting: Setting) -> str:
+def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
     about = {
         "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
+    if isinstance(setting.rows, ChatRows):
+        about["asked"] = asdict(setting.rows.extent)
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -112,7 +117,9 @@ class _Run:
         earlier: seconds by the clock of ways that an earlier run finished.
     """
 
-    def __init__(self, setting: Setting, out: Path, limits: TimeLimits, public: Sequence[str], log: Log) -> None:
+    def __init__(
+        self, setting: ComparisonSettings, out: Path, limits: TimeLimits, public: Sequence[str], log: Log
+    ) -> None:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
@@ -160,7 +167,7 @@ class _Run:
             spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
             return replace(blank, reason=f"{spent}, and it takes about {duration(cost)}: give a longer --budget"), None
         try:
-            if reason := way.refuses(self.setting):
+            if reason := way.other_rows(self.setting.rows.task) or way.refuses(self.setting):
                 return replace(blank, state="does not apply", reason=reason), None
             begun = time.monotonic()
             answered = way.answered(self.setting)
@@ -173,7 +180,8 @@ class _Run:
             return replace(blank, state="failed", reason=error.message), None
         done = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
-            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, notes=self._notes(answered),
+            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
+            notes=(*answered.notes, *self._notes(answered)),
         )  # fmt: skip
         self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
         return done, answered.answers
@@ -208,7 +216,8 @@ class _Run:
             return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
-        budget = Budget(self.limits.attacks, stopped=lambda: time.monotonic() > begun + seconds)
+        most = max(self.limits.attacks, way.attacks)
+        budget = Budget(most, stopped=lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
@@ -247,8 +256,10 @@ class _Run:
         return result, unpacked(document["answers"])
 
 
-def quality(setting: Setting, answers: NDArray[Any]) -> Interval:
-    """Returns the accuracy, or Pearson's correlation, with a bootstrap interval over the held-out rows."""
+def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
+    """Returns the accuracy, Pearson's correlation or the loss of a token, with an interval over the held-out rows."""
+    if setting.rows.task == TASK:
+        return mean_loss(*losses_of(answers), np.random.default_rng(0))
     truth = np.asarray(setting.rows.held_out.labels)
     if setting.rows.task == "regression":
         return pearson(answers, truth, np.random.default_rng(0))
@@ -257,12 +268,15 @@ def quality(setting: Setting, answers: NDArray[Any]) -> Interval:
 
 
 def _above(
-    setting: Setting, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    setting: ComparisonSettings, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
-    home = max((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
+    best = min if setting.rows.task == TASK else max
+    home = best((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
     if result.local or home is None or result.name not in answers:
         return result
+    if setting.rows.task == TASK:
+        return replace(result, above=loss_gap(answers[result.name], answers[home.name]))
     truth = np.asarray(setting.rows.held_out.labels)
     ours, theirs, rng = answers[result.name], answers[home.name], np.random.default_rng(0)
     if setting.rows.task == "regression":
@@ -273,6 +287,16 @@ def _above(
         return replace(result, above=resampled(gap, len(truth), rng))
     gaps = (ours == truth).astype(np.float64) - (theirs == truth)
     return replace(result, above=resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
+
+
+def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
+    """Returns by how much one loss of a token exceeds another in the same rows: below 0 the first is better."""
+    (losses, tokens), (other_losses, other_tokens) = losses_of(ours), losses_of(theirs)
+
+    def gap(counts: NDArray[Any]) -> Any:
+        return counts @ losses / (counts @ tokens) - counts @ other_losses / (counts @ other_tokens)
+
+    return resampled(gap, len(losses), np.random.default_rng(0))
 
 
 def weighted_correlation(one: NDArray[Any], other: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
@@ -317,28 +341,3 @@ def _example(raw: Any) -> Any:
     if raw is None:
         return None
     return ReadExample(raw["original"], tuple(TokenReading(**one) for one in raw["pieces"]), tuple(raw["sent"]))
-
-
-@contextmanager
-def heartbeat(log: Log, seconds: float = 9.5) -> Iterator[Log]:
-    """Yields a log that says that work goes on, if nothing was said for so long."""
-    started = time.monotonic()
-    last, ended = [started], threading.Event()
-
-    def said(words: str) -> None:
-        last[0] = time.monotonic()
-        log(words)
-
-    def beat() -> None:
-        while not ended.wait(1.0):
-            if time.monotonic() - last[0] >= seconds:
-                last[0] = time.monotonic()
-                log(f"... at work for {duration(time.monotonic() - started)}")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield said
-    finally:
-        ended.set()
-        thread.join()

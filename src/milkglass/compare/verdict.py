@@ -29,6 +29,11 @@ def verdict(result: Compared) -> tuple[str, ...]:
             f"With {result.held_out:,} rows asked about, a difference of less than about {_points(result, width)} "
             "cannot be told from chance."
         )
+    if any(one.group == "sent as it is" and _same(one) for one in sent):
+        sentences.append(
+            "The model as it is gives the answers that it gives on your machine, since it is the same one: what a "
+            "larger model is worth is seen only with a larger MODEL."
+        )
     if unfinished := [one.title for one in sent if one.reading is not None and one.reading.cut]:
         sentences.append(f"More time may read more of: {', '.join(unfinished)}.")
     return tuple(sentences)
@@ -37,7 +42,8 @@ def verdict(result: Compared) -> tuple[str, ...]:
 def _first(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
     have = f"{home.title} has {amount(result, home)}"
     if not better:
-        return f"Keep it here: {have}, and nothing that you would send is shown to have more."
+        more = "less" if result.measure == "loss" else "more"
+        return f"Keep it here: {have}, and nothing that you would send is shown to have {more}."
     hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group != "confidential hardware"]
     if hiding:
         best = max(hiding, key=result.worth)
@@ -57,6 +63,11 @@ def _first(result: Compared, home: WayResult, sent: list[WayResult], better: lis
         f"No way here hides your text and is worth sending: {have}. {best.title} has {amount(result, best)}, and "
         f"{100 * best.percent_read:.0f} % of the names and other content words are read."
     )
+
+
+def _same(way: WayResult) -> bool:
+    """Returns whether the way's answers in words are those of the best way with nothing sent."""
+    return way.above is not None and way.above.low == way.above.high == 0 and "rouge-l" in way.more
 
 
 def _gains(result: Compared, way: WayResult) -> bool:

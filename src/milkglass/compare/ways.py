@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
+from milkglass.compare import answers
+from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.result import Group
-from milkglass.compare.rows import OwnRows
+from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import UsageError
@@ -29,6 +31,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import is_here, resolve
 from milkglass.progress import Log
+from milkglass.sequences import Sequences
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 from milkglass.threat.observations import Observation, Tokens
@@ -36,11 +39,15 @@ from milkglass.threat.observations import Observation, Tokens
 SMALL = range(200_000_000)  # bytes of a model that a laptop trains in minutes
 LARGE = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
 WIDE = 20_000  # rows of a matrix that is a table of tokens
+MAX_SMALL_DECODER = 600_000_000  # bytes of a model that writes answers on a laptop
+LABELS = ("classification", "regression")
+EVERY = (*LABELS, TASK)
+FEW_STEPS = 100  # of a training
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparisonSettings:
     """What every way of one comparison shares.
 
     Attributes:
@@ -60,7 +67,7 @@ class Setting:
     name: str
     base: Checkpoint
     digest: str
-    rows: OwnRows
+    rows: ComparisonRows
     training: Hyperparameters
     seed: int
     cells: Path
@@ -79,13 +86,15 @@ class WayAnswer:
     """A way's answers to the held-out rows.
 
     Attributes:
-        answers: (u,) classes or scores.
+        answers: (u,) classes or scores; of answers in words see compare/answers.py.
         setup: seconds of the user's processor to set it up.
         seconds: of the user's processor for 1,000 texts.
         bytes: of a text on the wire.
         cell: the trained halves, if there are any: what attacks read.
         model: the linear model, if it is one.
         folder: of the public model that was trained here, with its tokenizer.
+        more: further measures of the same answers.
+        notes: what to know of them.
     """
 
     answers: NDArray[Any]
@@ -95,6 +104,8 @@ class WayAnswer:
     cell: TrainedHalves | None = field(default=None, repr=False)
     model: LinearModel | None = field(default=None, repr=False)
     folder: Path | None = None
+    more: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +120,9 @@ class Way(abc.ABC):
         provider: what the provider needs.
         command: the next command; {model}, {rows} and {kept} are filled in.
         quick: whether `--quick` runs it.
+        tasks: the rows that it is for.
+        attacks: seconds of the processor that attacks on it need at least, if the attack that undoes it needs more than
+            a comparison gives.
     """
 
     name: str
@@ -118,25 +132,33 @@ class Way(abc.ABC):
     provider: str = "nothing"
     command: str = ""
     quick: bool = True
+    tasks: tuple[str, ...] = LABELS
+    attacks: float = 0.0
 
     @property
     def local(self) -> bool:
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         """Returns the way's answers. Raises MilkglassError."""
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
         return None
 
-    def work(self, setting: Setting) -> float:
+    def work(self, setting: ComparisonSettings) -> float:
         """Returns about what a training of the way costs, in trainings of the comparison's model."""
         return 0.0
 
+    def other_rows(self, task: str) -> str | None:
+        """Returns that the way is for other rows, or None."""
+        if task in self.tasks:
+            return None
+        return "it is for rows with labels" if task == TASK else "it is for rows with answers"
 
-def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+
+def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
     model = base or setting.base
     digest = setting.digest if base is None else base.digest()
@@ -146,7 +168,7 @@ def cell_of(setting: Setting, defence: Defence, base: Checkpoint | None = None) 
     )  # fmt: skip
 
 
-def answers_of(setting: Setting, cell: TrainedHalves) -> NDArray[Any]:
+def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (u,) a cell's classes or scores."""
     found = unpacked(cell.predictions)
     return found.astype(np.float64) if setting.rows.task == "regression" else found.astype(np.int64)
@@ -184,7 +206,7 @@ class Stopwatch:
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
             return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
@@ -195,7 +217,7 @@ class CommonestClass(Way):
 class LinearWay(Way):
     """The linear model of client/alone.py."""
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
         model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
@@ -211,22 +233,22 @@ class EncoderWay(Way):
     model: str
     size: range = SMALL
 
-    def base(self, setting: Setting) -> Checkpoint:
+    def base(self, setting: ComparisonSettings) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
         if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) in self.size:
             return setting.base
         return Checkpoint.open(resolve(self.model))
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         if weight_bytes(setting.base) in self.size or is_here(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
-    def work(self, setting: Setting) -> float:
+    def work(self, setting: ComparisonSettings) -> float:
         base = self.base(setting)
         return layer_weights(base) / layer_weights(setting.base)
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
         setup, watch = watch.seconds(), Stopwatch()
@@ -234,6 +256,39 @@ class EncoderWay(Way):
         cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
         seconds = 1000 * watch.seconds() / len(texts)
         return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderWay(Way):
+    """A small decoder on this machine: the comparison's own model if it is small, else `model`.
+
+    Attributes:
+        tuned: whether it is trained on the user's rows.
+    """
+
+    model: str = "demo:smollm2"
+    tuned: bool = True
+    tasks: tuple[str, ...] = (TASK,)
+
+    def base(self, setting: ComparisonSettings) -> Checkpoint:
+        """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
+        if weight_bytes(setting.base) <= MAX_SMALL_DECODER:
+            return setting.base
+        return Checkpoint.open(resolve(self.model))
+
+    def work(self, setting: ComparisonSettings) -> float:
+        return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.tuned else 0.0
+
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+        watch, base, rows = Stopwatch(), self.base(setting), setting.rows
+        assert isinstance(rows, ChatRows)
+        own = base is setting.base
+        cell, _ = decoder_of(setting, Plain(), None if own else base, self.tuned)
+        losses = answers.predictions(cell, rows, None if own else setting.base)
+        return WayAnswer(
+            losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
+            more=answers.figures(cell),
+        )  # fmt: skip
 
 
 # --- something is sent ------------------------------------------------------------------------------------------------
@@ -247,16 +302,18 @@ class DefenceWay(Way):
 
     entry: Mapping[str, Any] = field(default_factory=dict)
 
-    def defence(self, setting: Setting) -> Defence:
+    def defence(self, setting: ComparisonSettings) -> Defence:
         return defence_of(self.entry)
 
-    def refuses(self, setting: Setting) -> str | None:
+    def refuses(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
-    def work(self, setting: Setting) -> float:
-        return 1.0 if self.entry else 0.0  # without a defence it is the cell of the encoder at home
+    def work(self, setting: ComparisonSettings) -> float:
+        return 1.0 if self.entry else 0.0  # without a defence it is the cell of the model at home
 
-    def answered(self, setting: Setting) -> WayAnswer:
+    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+        if isinstance(setting.rows, ChatRows):
+            return self._written(setting, setting.rows)
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
@@ -265,8 +322,53 @@ class DefenceWay(Way):
         seconds = 1000 * watch.seconds() / len(texts)
         return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
 
+    def _written(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
+        watch = Stopwatch()
+        cell, sender = decoder_of(setting, self.defence(setting))
+        setup, watch = watch.seconds(), Stopwatch()
+        asked = rows.asked[:TIMED_TEXTS]
+        prompts = [sender.prompt(one) for one in asked]
+        seconds = 1000 * watch.seconds() / len(asked)
+        size = wire_bytes([Tokens(Sequences.of(prompts))], len(asked))
+        if self.group == "states are sent":  # a row of the table for each token
+            size = sum(map(len, prompts)) / len(asked) * answers.row_bytes(setting.base)
+        return WayAnswer(
+            answers.predictions(cell, rows),
+            setup,
+            seconds,
+            size,
+            cell,
+            more=answers.figures(cell),
+            notes=self._notes(setting),
+        )
 
-def timed_texts(setting: Setting) -> tuple[list[str], list[str] | None]:
+    def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+        notes, steps = list[str](), setting.training.max_steps
+        if "k" in self.entry and steps is not None and steps < FEW_STEPS:
+            notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
+        broken = getattr(getattr(self.defence(setting), "scheme", None), "broken", None)
+        if broken:
+            notes.append(broken)
+        if self.entry.get("sanitizer"):
+            notes.append("what is trained with it crosses too, and there the answers cross as they are")
+        if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
+            notes.append("the model is small enough to run on your machine, where it gives the same answers")
+        return tuple(notes)
+
+
+def decoder_of(
+    setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, tuned: bool = True
+) -> tuple[TrainedHalves, answers.ChatSender]:
+    """Returns the cell of a defence on rows with answers, and what its client half sends."""
+    assert isinstance(setting.rows, ChatRows)
+    digest = setting.digest if base is None else base.digest()
+    return answers.tuned_decoder(
+        base or setting.base, digest, setting.rows, defence, setting.training, tuned, setting.seed, setting.cells,
+        setting.threads, setting.log, setting.deadline,
+    )  # fmt: skip
+
+
+def timed_texts(setting: ComparisonSettings) -> tuple[list[str], list[str] | None]:
     """Returns the texts by which sending is timed."""
     rows = setting.rows.held_out
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
@@ -302,9 +404,17 @@ WAYS: Catalogue[Way] = Catalogue(
         name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
         model="demo:mpnet", size=LARGE, command="milkglass classify --local {kept} --in {rows}", quick=False,
     ),
+    DecoderWay(
+        name="untuned", title="the small model as published, on your machine", group="nothing is sent", tuned=False,
+        command="vllm serve {kept}",
+    ),
+    DecoderWay(
+        name="alone", title="the small model, tuned on your machine", group="nothing is sent",
+        command="vllm serve {kept}",
+    ),
     DefenceWay(
-        name="masked", title="names masked by Presidio", group="names are masked", trust=PROVIDER, provider=TRAINS,
-        entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
+        name="masked", tasks=EVERY, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
+        provider=TRAINS, entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
         name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
@@ -322,9 +432,21 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens",
     ),
     DefenceWay(
-        name="obfuslm", title="vocabulary scrambled by ObfusLM", group="words are scrambled",
+        name="obfuslm", tasks=EVERY, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
         trust="that nobody attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
+    ),
+    DefenceWay(
+        name="cmif", title="tokens replaced by RNM in an enclave, vectors sent (CMIF), epsilon 3",
+        group="states are sent", tasks=(TASK,), trust="the enclave, and the noise", provider="a GPU, and the model",
+        entry={"sanitizer": "rnm", "epsilon": 3.0},
+        command="milkglass split enclave build URL --out enclave",
+    ),
+    DefenceWay(
+        name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
+        tasks=(TASK,), attacks=75.0, trust="that nobody attacks the weights", provider=SERVES,
+        entry={"scheme": "orthogonal"},
+        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme orthogonal",
     ),
     DefenceWay(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
@@ -342,12 +464,12 @@ WAYS: Catalogue[Way] = Catalogue(
         entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
     ),
     DefenceWay(
-        name="confidential", title="the model as it is, in attested hardware", group="confidential hardware",
-        trust="the maker of the hardware, and the image that it proves", provider="a confidential machine and GPU",
-        command="see docs/attested.md",
+        name="confidential", tasks=EVERY, title="the model as it is, in attested hardware",
+        group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
+        provider="a confidential machine and GPU", command="see docs/attested.md",
     ),
     DefenceWay(
-        name="plain", title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
+        name="plain", tasks=EVERY, title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
         provider=TRAINS, command="any provider's own upload",
     ),
     group="milkglass.way",
@@ -355,8 +477,8 @@ WAYS: Catalogue[Way] = Catalogue(
 )  # fmt: skip
 
 
-def chosen_ways(names: Sequence[str], quick: bool, everything: bool) -> list[Way]:
-    """Returns the ways to run, in the catalogue's order.
+def chosen_ways(names: Sequence[str], quick: bool, everything: bool, task: str = "classification") -> list[Way]:
+    """Returns the ways to run, in the catalogue's order: those that are named, or those for the task.
 
     Raises:
         UsageError: a name is unknown, or `names` and another choice are given.
@@ -366,4 +488,5 @@ def chosen_ways(names: Sequence[str], quick: bool, everything: bool) -> list[Way
             raise UsageError("--ways names them, and --quick and --all choose others", "give one of the three")
         wanted = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in wanted]
-    return [way for way in WAYS.values() if everything or (way.quick if quick else way.name in WAYS.built_in)]
+    fitting = [way for way in WAYS.values() if task in way.tasks]
+    return [way for way in fitting if everything or (way.quick if quick else way.name in WAYS.built_in)]

@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from milkglass.audit.report.page import duration, percent
 
+COMPARISON = "comparison"  # the folder of the comparison on the client's side
 IDS_SHOWN = 90  # of a text; the others are counted
 
 
@@ -35,13 +36,13 @@ class Half:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """A whole run. `alone`: how many messages a linear model gets right, fitted with nothing sent."""
+    """A whole run. `compared` is the document of `milkglass compare`."""
 
     version: str
     seconds: float
+    compared: Mapping[str, Any] = field(repr=False)
     sorting: Half
     classified: Sequence[Mapping[str, str]] = field(repr=False)
-    alone: int
     writing: Half
     generated: Sequence[Mapping[str, str]] = field(repr=False)
 
@@ -53,12 +54,19 @@ class DemoResult:
     def answered(self) -> int:
         return sum(one["answer"] == one["truth"] for one in self.generated)
 
+    @property
+    def ways(self) -> list[tuple[str, float, str]]:
+        """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
+        done = [one for one in self.compared["ways"] if one["state"] == "done"]
+        return [(one["title"], one["quality"]["value"], _read(one["reading"])) for one in done]
+
     def words(self) -> str:
         """Returns the result for the terminal."""
         asked = len(self.classified)
         lines = [
-            f"{self.correct} of {asked} unseen messages sorted correctly; {self.alone} by a linear model over the "
-            "client's own rows, with nothing sent",
+            *(f"{title}: {percent(right)} right, {read}" for title, right, read in self.ways),
+            *self.compared["verdict"],
+            f"{self.correct} of {asked} unseen messages sorted correctly by the model at the server",
             f"{self.answered} of {len(self.generated)} questions answered correctly in words",
             *(f"{half.ref}: {half.audit['verdict']}" for half in (self.sorting, self.writing)),
             "Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).",
@@ -72,6 +80,16 @@ class DemoResult:
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def _read(reading: Mapping[str, Any] | None) -> str:
+    """Returns what the attacks read of a way, in words."""
+    if reading is None:
+        return "nothing is sent"
+    if reading["content"] is None:
+        return "not measured"
+    least = "at least " if reading["cut"] else ""
+    return f"{least}{percent(reading['content']['value'])} of names and content words read"
+
+
 def size(count: int) -> str:
     """Returns bytes for people: `12.3 MB`."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
@@ -81,7 +99,7 @@ def render(result: DemoResult) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "size": size, "duration": duration}
     source = files("milkglass.demo").joinpath("page.html").read_text("utf-8")
-    return environment.from_string(source).render(r=result, ids_shown=IDS_SHOWN)
+    return environment.from_string(source).render(r=result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
 
 
 def write_page(path: Path, result: DemoResult) -> None:

@@ -1,4 +1,4 @@
-"""The main job as its commands, one after another: on two embedded models and the messages of an invented clinic.
+"""A comparison, and then the main job, as commands: on two embedded models and the messages of an invented clinic.
 
 Each command is printed as it can be typed. The server is a process of its own, which is given a home folder and the
 weights of a public model, nothing else. `run_demo` is `milkglass demo` and `make demo`.
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.demo.page import DemoResult, Half, write_page
+from milkglass.demo.page import COMPARISON, DemoResult, Half, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
+from milkglass.progress import Heartbeat
+from milkglass.system import cores, stoppable
 
 READY = "listening on "
 PATIENCE = 120.0  # seconds until it must listen
@@ -35,6 +37,10 @@ GRACE = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
 LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+MOST_BUSY = 4.0  # times as long as on a machine with nothing else to do
+WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
+COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
+QUICKLY = ("--ways", "commonest,linear,encoder,plain", "--max-length", "64", "--epochs", "1", "--attacks", "10s")
 TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
 QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
 SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
@@ -137,7 +143,9 @@ class Demo:
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
         started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
         output = subprocess.PIPE if as_json else None
-        done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
+        quiet = as_json and line[0] != "compare"  # which says itself what it does
+        with at_work(line[0]) if quiet else nullcontext():
+            done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
         if done.returncode:
             raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
         return json.loads(done.stdout) if as_json else None
@@ -148,7 +156,7 @@ class Demo:
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
-        budget = "20s" if self.quick else "60s"
+        budget = f"{round(audit_seconds(self.quick))}s"
         audit = self.command(
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
@@ -163,7 +171,7 @@ class Demo:
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
-    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json and the audits in `out`/client.
+    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json, and in `out`/client the comparison and audits.
 
     The server is stopped whatever happens, on Ctrl-C and SIGTERM too. Raises UsageError if `out` holds other things
     than an earlier demo.
@@ -171,20 +179,31 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     started = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
-    with _stoppable(), _claimed(out):
+    with stoppable(), _claimed(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
+            compared = _comparison(demo)
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
         result = DemoResult(
-            version("milkglass"), time.monotonic() - started, sorting, classified, _alone(demo), writing, generated
+            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
         )
         result.write(out / "result.json")
         write_page(out / "index.html", result)
     print("\n" + result.words())
     print(f"the page: {(out / 'index.html').resolve()}")
     return result
+
+
+def _comparison(demo: Demo) -> dict[str, Any]:
+    """Compares ways of sorting the messages, before anything is sent. Returns the comparison."""
+    train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
+    out = demo.out / "client" / COMPARISON
+    words = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
+    found: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
+    print("\n".join(found["verdict"]), flush=True)
+    return found
 
 
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
@@ -210,21 +229,31 @@ def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
     return half, answers
 
 
-def _alone(demo: Demo) -> int:
-    """Returns how many test messages a linear model over the owner's own rows sorts correctly, with nothing sent."""
-    from milkglass.client.alone import LinearModel
+def audit_seconds(quick: bool, load: float | None = None) -> float:
+    """Returns how long an audit may take by the clock: longer on a machine that has other work (`load`) to do."""
+    busy = (os.getloadavg()[0] if load is None else load) / cores()
+    return (20 if quick else 40) * min(MOST_BUSY, max(1.0, busy))
 
-    train, test = read_rows("tickets_train.jsonl"), read_rows("tickets_test.jsonl")
-    names = sorted({row["label"] for row in train})
-    model = LinearModel.fit([row["text"] for row in train], [names.index(row["label"]) for row in train])
-    guesses = model.predict([row["text"] for row in test])
-    return sum(names[int(guess)] == row["label"] for guess, row in zip(guesses, test, strict=True))
+
+@contextmanager
+def at_work(command: str) -> Iterator[None]:
+    """Says that a command with --json, which says nothing until its end, is at work."""
+    beat = Heartbeat(lambda words: print(words, flush=True))
+    beat.doing = command
+    beat.begin()
+    try:
+        yield
+    finally:
+        beat.end()
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """Makes `out` fresh, and removes models and keys at the end. Raises UsageError if no demo made the folder."""
+    """Makes `out` fresh, and at the end removes models, except the one that the comparison kept, and the passphrase.
+
+    Raises UsageError if no demo made the folder.
+    """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", "give a new folder with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
@@ -240,7 +269,10 @@ def _claimed(out: Path) -> Iterator[None]:
         yield
     finally:
         for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
-            if path.is_file() and (path.stat().st_size > LARGE or path.name == "passphrase"):
+            large = (
+                path.is_file() and path.stat().st_size > LARGE and path.parent != out / "client" / COMPARISON / "kept"
+            )
+            if large or path.name == "passphrase":
                 path.unlink()
 
 
@@ -266,16 +298,3 @@ def read_rows(name: str) -> list[dict[str, str]]:
     """Returns the rows of a file of the invented messages."""
     text = (resources.files("milkglass.demo") / "data" / name).read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Makes SIGTERM leave through every `with`, so that the server does not outlive the demo."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -104,7 +104,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def notice(self) -> str:
-        """Returns a line for the user."""
         how = f" ({'; '.join(self.holds)})" if self.holds else ""
         return f"enclave: {self.kind}{how}. {self.proof}"
 

@@ -64,7 +64,6 @@ def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
 
 
 def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:
-    """Sends an object and bytes."""
     text = json.dumps(value).encode()
     pipe.write(MESSAGE_HEAD.pack(len(text), len(content)) + text)
     pipe.write(content)

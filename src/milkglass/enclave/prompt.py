@@ -61,11 +61,6 @@ class PromptTokens:
         return ids
 
 
-def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
-    """Returns the tokens of `text_pieces` between special tokens. Raises CodecError, EnclaveError."""
-    return tokens(tokenizer, text_pieces(text, instruction), limit, special=True)
-
-
 def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
     """Returns the tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
     return tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
@@ -157,7 +152,6 @@ class _Layout:
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
-        """Yields the pieces with the messages in their places."""
         for part in self.parts:
             if isinstance(part, str):
                 yield PromptPiece(part, False, False)

@@ -110,10 +110,10 @@ class EmbedsIds(IdsEngine):
         return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        found = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
-        if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in found):
+        vectors = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
+        if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in vectors):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
-        return [[float(number) for number in one] for one in found if one is not None]
+        return [[float(number) for number in one] for one in vectors if one is not None]
 
 
 class ChoiceEngine(EmbedsIds):

@@ -201,11 +201,11 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     for name in sorted(model.tensors):
         if name.endswith(BUFFERS):
             continue
-        if (found := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+        if (gguf_name := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
             raise UnsupportedModel(f"llama.cpp's {layout.arch} has no tensor {name!r}", "serve the folder with vLLM")
-        result[name] = found
+        result[name] = gguf_name
     if tied := model.config.get("tie_word_embeddings", layout.arch == "gpt2"):
-        result = {name: found for name, found in result.items() if found != "output.weight"}
+        result = {name: gguf_name for name, gguf_name in result.items() if gguf_name != "output.weight"}
     if not tied and "output.weight" not in result.values():
         raise UnsupportedModel("the model's head is not tied to its table, and not in the folder", "make it again")
     return result
@@ -226,12 +226,12 @@ def _write_tensors(
 ) -> None:  # fmt: skip
     from gguf import GGMLQuantizationType
 
-    for name, found in names.items():
+    for name, gguf_name in names.items():
         ref = model.tensors[name]
         shape = layout.changed(model.config, name, torch.empty(ref.shape, device="meta")).shape
         kind = _kind(ref.dtype, len(shape))
         size = int(np.prod(shape)) * (4 if kind == "F32" else 2)
-        writer.add_tensor_info(found, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[kind])
+        writer.add_tensor_info(gguf_name, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[kind])
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", [len(factors)], np.dtype(np.float32), 4 * len(factors))
     writer.write_header_to_file()

@@ -115,14 +115,14 @@ class _LlamaCppAnswer:
             raise RemoteError("the engine's answer ended at no token", EXPORT)
         return self._chunk([] if finish == "stop" else self._held, finish)
 
-    def _chunk(self, found: list[tuple[int, list[IdLogprob]]], finish: Finish | None = None) -> IdsChunk:
-        logprobs = [row for _, row in found] if self._request.logprobs is not None else []
-        return IdsChunk([token for token, _ in found], logprobs, finish)
+    def _chunk(self, tokens: list[tuple[int, list[IdLogprob]]], finish: Finish | None = None) -> IdsChunk:
+        logprobs = [row for _, row in tokens] if self._request.logprobs is not None else []
+        return IdsChunk([token for token, _ in tokens], logprobs, finish)
 
     def _logprobs(self, event: Mapping[str, Any], ids: list[int]) -> list[list[IdLogprob]]:
         if self._request.logprobs is None:
             return [[] for _ in ids]
-        found = rows(event, "completion_probabilities")
-        if [one.get("id") for one in found] != ids:
+        entries = rows(event, "completion_probabilities")
+        if [one.get("id") for one in entries] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        return taken_and_best(found, "id", self._request.logprobs)
+        return taken_and_best(entries, "id", self._request.logprobs)

@@ -84,7 +84,6 @@ class AnswerEvents:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT) from error
 
     async def aclose(self) -> None:
-        """Stops reading the answer."""
         await self._events.aclose()
 
 
@@ -174,7 +173,6 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
-        """Returns the models that the engine serves."""
         return self.engine.served(await self._whole(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -184,10 +182,10 @@ class Upstream:
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
-        found = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
-        if len(found) != len(rows):
-            raise RemoteError(f"the engine answers {len(found)} vectors for {len(rows)} rows", "try again")
-        return found
+        vectors = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
+        if len(vectors) != len(rows):
+            raise RemoteError(f"the engine answers {len(vectors)} vectors for {len(rows)} rows", "try again")
+        return vectors
 
     async def generate(self, model: str, request: IdsRequest) -> AsyncGenerator[IdsChunk, None]:
         """Yields an answer as it arrives. The last chunk says why it ended. Closing the iterator ends the request.
@@ -227,7 +225,6 @@ class Upstream:
                 bounds.checked(read(document(data, "an event of the answer")))
 
     async def close(self) -> None:
-        """Closes all connections."""
         await self._client.aclose()
 
     async def _whole(self, call: Call) -> dict[str, Any]:

@@ -64,7 +64,6 @@ class PartialResults:
 
     @property
     def done(self) -> dict[str, dict[str, Any]]:
-        """Returns all parts by name."""
         result: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         return result
 

@@ -146,7 +146,6 @@ class Recipe(abc.ABC):
 
 
 def _plain(value: Any) -> Any:
-    """Returns settings as a table."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.model_dump() if isinstance(value, BaseModel) else value
@@ -200,7 +199,6 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:
-    """Checks that seeds are integers from 0."""
     many = raw.get("seeds", [])
     for seed in [*(many if isinstance(many, list) else []), *([raw["seed"]] if "seed" in raw else [])]:
         if type(seed) is not int or seed < 0:

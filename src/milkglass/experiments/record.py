@@ -27,16 +27,13 @@ class ResultRecord:
     """One figure.
 
     Attributes:
-        measure: what was measured.
         value: nan if it is undefined.
         attack, attacker: who read it and how.
-        data: the data set.
         variant: the defence, the scheme or the model.
         when: the state of the variant's model, such as "before" or "after" training.
         note: what else distinguishes it.
         half_width: of the 95 % interval. None: there is no interval.
         more: further numbers about the value, such as the "least" and the "most" over keys or seeds.
-        published: the paper's figure.
         asked: the demand on it.
         why: why it differs from the paper's.
         undefined: why there is no value, or no interval.
@@ -142,11 +139,11 @@ def over(
     """
     if len(runs) == 1:
         return list(runs[0])
-    found: dict[tuple[str, ...], list[ResultRecord]] = {}
+    by_parts: dict[tuple[str, ...], list[ResultRecord]] = {}
     for one in (record for run in runs for record in run):
-        found.setdefault(one.parts, []).append(one)
+        by_parts.setdefault(one.parts, []).append(one)
     result = []
-    for each in found.values():
+    for each in by_parts.values():
         values, widths = np.array([one.value for one in each]), [w for one in each if (w := one.half_width) is not None]
         more = {} if len(each) == len(runs) else {what: float(len(each))}
         more |= {name: float(work(values)) for name, work in spread.items()}

@@ -43,9 +43,7 @@ def reproduce(
     """Runs a recipe and writes RUN/NAME.json, NAME.md and NAME.html, or NAME.quick.json and so on for a quick run.
 
     Args:
-        path: of the recipe.
         data: the folder in which the recipe's data paths start; the command has checked that it exists.
-        out: the run folder.
         quick: whether the recipe's table [quick] is applied.
         at_once: how many variants are trained side by side, sharing the cores.
         progress: receives lines for the user.

@@ -35,7 +35,7 @@ from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.settings import WORKER
 from milkglass.server.spec import ATTACHED, Event, Hyperparameters, JobSpec, Status
-from milkglass.system import cores
+from milkglass.system import cores, stoppable
 
 SPLITS = ("train", "validation")
 TAKEN = "taken.json"  # see `taken`
@@ -47,7 +47,6 @@ class RunFolder:
 
     Attributes:
         data: the folder in which the recipe's data paths start.
-        out: the run folder.
         at_once: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
@@ -65,7 +64,6 @@ class RunFolder:
 
     @property
     def threads(self) -> int:
-        """Returns the threads of each training."""
         return max(1, cores() // self.at_once)
 
     def made(self) -> dict[str, Any]:
@@ -78,7 +76,6 @@ class Variant:
     """One column of a table.
 
     Attributes:
-        name: the recipe's.
         model: the folder of the model that is trained.
         key: encodes its data.
         job: the folder of the training.
@@ -160,7 +157,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with (job / "worker.log").open("ab") as log, started(job, log) as worker:
+        with stoppable(), (job / "worker.log").open("ab") as log, started(job, log) as worker:
             follow(worker, job / "events.jsonl", progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")

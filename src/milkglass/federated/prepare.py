@@ -118,10 +118,10 @@ def prepare(
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
-    drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
+    from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
-        save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
+        save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else from_seed, report, texts)
     if done is not None:
         done.parts.remove()
     return rows

@@ -80,7 +80,6 @@ class Stamp:
     seal: str = ""
 
     def sealed(self, secret: bytes) -> Stamp:
-        """Returns the stamp with the seal of this secret."""
         info = asdict(self) | {"seal": ""}
         return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
 

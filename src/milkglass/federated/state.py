@@ -112,7 +112,6 @@ class FederatedRun:
 
     @property
     def place(self) -> Path:
-        """The file of the weights."""
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:

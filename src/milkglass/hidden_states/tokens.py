@@ -46,7 +46,6 @@ class PaddedBatch:
 
 
 def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
-    """Returns the texts of these numbers, in this order."""
     lengths = encoded.ids.lengths[numbers]
     starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
     steps = np.arange(int(lengths.max()))

@@ -259,10 +259,10 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     client, _ = defence.split(base, CORPUS, SECRET, folder / "server")
     client.save(folder / "client")
     content = b"\n".join(one.read_bytes() for one in (folder / "server").rglob("*") if one.is_file())
-    found = [
+    leaked = [
         one for one in (SECRET, SECRET.hex().encode(), *(text.encode() for text in CORPUS.texts)) if one in content
     ]
-    assert not found, "the server's folder holds the secret or a text"
+    assert not leaked, "the server's folder holds the secret or a text"
     for path in (folder / "client", *(folder / "client").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
     loaded, server = defence.load(base, folder / "client", folder / "server")

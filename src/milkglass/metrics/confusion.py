@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,6 @@ class Confusion:
     counts: NDArray[np.int64] = field(repr=False)
 
     @classmethod
-    def between(cls, names: Sequence[str], truth: Sequence[int], guess: Sequence[int]) -> Confusion:
-        """Returns the table of (u,) true and (u,) guessed class numbers."""
-        c = len(names)
-        flat = np.asarray(truth, np.int64) * c + np.asarray(guess, np.int64)
-        return cls(tuple(names), np.bincount(flat, minlength=c * c).reshape(c, c))
-
-    @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
         """Returns the table that a server reports, with the client's names. None: it is none, or has no texts."""
         if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
@@ -39,8 +32,8 @@ class Confusion:
             return None
         if any(type(one) is not int or not 0 <= one < 1 << 53 for row in counts for one in row):
             return None
-        found = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
-        return found if found.rows else None
+        table = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
+        return table if table.rows else None
 
     @property
     def rows(self) -> int:

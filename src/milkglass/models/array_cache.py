@@ -72,17 +72,17 @@ class ArrayCache:
 
     def _read(self, path: Path, whole: Callable[[Arrays], bool], stated: str | None) -> Arrays:
         try:
-            found: Arrays = load_file(path)
+            arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
-            found = {}
-        right = {name: one.dtype for name, one in found.items()} == {
+            arrays = {}
+        right = {name: one.dtype for name, one in arrays.items()} == {
             name: np.dtype(one) for name, one in self.types.items()
         }
-        if not (right and stated == content_digest(found) and whole(found)):
+        if not (right and stated == content_digest(arrays) and whole(arrays)):
             raise CorruptCheckpoint(
                 f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
-        return found
+        return arrays
 
 
 def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:

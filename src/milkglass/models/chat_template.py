@@ -27,11 +27,6 @@ MAX_ANSWER = 1 << 28  # bytes of one answer
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
-def start() -> None:
-    """Starts the process before its first use, so that it loads its modules meanwhile."""
-    _WORKER.start()
-
-
 def render(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
@@ -79,11 +74,6 @@ class _Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0  # the process that started it: a fork must not share its pipes
         self._ready = False  # whether it said that its modules are loaded
-
-    def start(self) -> None:
-        """Starts the process without waiting for it."""
-        with self._turn:
-            self._started()
 
     def ask(self, request: Mapping[str, Any], what: str) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"

@@ -188,16 +188,16 @@ def _snapshot(folder: Path) -> Path:
     cached = folder.parent if folder.name == SNAPSHOTS else folder
     if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
         return folder
-    found = sorted(one for one in (cached / SNAPSHOTS).glob("*") if one.is_dir())
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    snapshots = sorted(one for one in (cached / SNAPSHOTS).glob("*") if one.is_dir())
+    if len(snapshots) == 1:
+        return snapshots[0]
+    if not snapshots:
         raise ModelNotFound(f"{cached} is a folder of the hub's cache without a model", "fetch the model again")
     main = cached / "refs" / "main"
     newest = f"; main is {main.read_text('utf-8').strip()}" if main.is_file() else ""
     raise ModelNotFound(
-        f"{cached} is a folder of the hub's cache with {len(found)} commits of the model",
-        f"give one: {' or '.join(str(one) for one in found[:3])}{newest}",
+        f"{cached} is a folder of the hub's cache with {len(snapshots)} commits of the model",
+        f"give one: {' or '.join(str(one) for one in snapshots[:3])}{newest}",
     )
 
 

@@ -38,7 +38,6 @@ class ModelFacts:
     Attributes:
         positions: the most tokens that it takes. None: no limit is known.
         key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
-        head_missing: whether its config states a head of its own that the weights do not have.
     """
 
     kind: Kind
@@ -48,7 +47,6 @@ class ModelFacts:
     token_types: int
     pad_token_id: int | None
     key_id: str | None
-    head_missing: bool
 
 
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
@@ -76,18 +74,14 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
         token_types=getattr(config, "type_vocab_size", 0) or 0,
         pad_token_id=config.pad_token_id,
         key_id=_key_id(checkpoint.config),
-        head_missing=_lacks_head(checkpoint, architecture, config),
     )
 
 
 def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
     named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
-    return _lacks_head(checkpoint, families.architecture_of(checkpoint), _resolved(named))
-
-
-def _lacks_head(checkpoint: Checkpoint, architecture: Architecture, config: PreTrainedConfig) -> bool:
-    if architecture.kind != "decoder" or architecture.heads or config.tie_word_embeddings:
+    architecture = families.architecture_of(checkpoint)
+    if architecture.kind != "decoder" or architecture.heads or _resolved(named).tie_word_embeddings:
         return False
     return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
 

@@ -96,7 +96,6 @@ def _now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Returns the environment in which templates run."""
     result = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )

@@ -189,7 +189,6 @@ class Tokenizer:
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """Returns the ids of added tokens, by text."""
         return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
@@ -207,7 +206,6 @@ class Tokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Returns the ids of `all_special_tokens`."""
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
 
     def __getattr__(self, name: str) -> Any:
@@ -379,9 +377,9 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
     """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
-    found = {name: path.read_text("utf-8") for name, path in files.items()}
-    if found:
-        return found["default"] if list(found) == ["default"] else found
+    templates = {name: path.read_text("utf-8") for name, path in files.items()}
+    if templates:
+        return templates["default"] if list(templates) == ["default"] else templates
     stated = settings.get("chat_template")
     return {one["name"]: one["template"] for one in stated} if isinstance(stated, list) else stated
 

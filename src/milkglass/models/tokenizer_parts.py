@@ -181,8 +181,8 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
     for number in {*tokenizer.all_special_ids, *_special(tokenizer)}:
         token = tokenizer.convert_ids_to_tokens(number)
         for text in {str(token), tokenizer.decode([number]), " " + tokenizer.decode([number]).strip()}:
-            found = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            if number in found:
+            ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            if number in ids:
                 raise ModelError(
                     f"the tokenizer in {folder} calls an ordinary word special (token {number}): it would not be "
                     "sanitized",

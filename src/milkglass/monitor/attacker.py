@@ -62,7 +62,6 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def attacking() -> bool:
-    """Returns whether an attack is running in a thread."""
     return any(one.name == THREAD for one in threading.enumerate())
 
 
@@ -88,6 +87,7 @@ class LiveAttacker:
         budget: processor seconds for the attacks on the model.
         reason: why these failed.
         trouble: why what is sent cannot be deciphered at present, or "".
+        running: the budget of the attacks on the model, once they began.
     """
 
     base: Checkpoint
@@ -99,6 +99,7 @@ class LiveAttacker:
     reason: str = ""
     trouble: str = ""
     readings: list[LiveReading] = field(default_factory=list)
+    running: Budget | None = None
     _stopped: bool = False
 
     async def work(self, log: ExchangeLog) -> None:
@@ -154,10 +155,10 @@ class LiveAttacker:
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
         """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
-        budget, candidates = self._budget(self.budget), None
+        self.running, candidates = self._budget(self.budget), None
         for first in (True, False):
             some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
-            played = run(scene, some, None, budget, seed=0)
+            played = run(scene, some, None, self.running, seed=0)
             candidates = played.candidates
             for one in played.played:
                 if one.guess is not None and one.guess.table is not None:
@@ -186,6 +187,12 @@ class LiveAttacker:
         return Budget(seconds, stopped=lambda: self._stopped)
 
     # --- for the page -------------------------------------------------------------------------------------------------
+    def left(self) -> float:
+        """Returns the most processor seconds that the attacks on the model still take."""
+        if self.state != "working":
+            return 0.0
+        return self.budget if self.running is None else self.running.left()
+
     def strongest(self, readings: Sequence[LiveReading]) -> LiveReading | None:
         """Returns the reading that is right most often of the vocabulary."""
         true = self.codec.inverse

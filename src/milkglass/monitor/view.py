@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,8 @@ from milkglass.threat.guess import NO_BELIEF
 
 Mark = Literal["right", "wrong", "unread", "special"]
 Side = Literal["question", "answer"]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLE = re.compile(rf"\A({'|'.join(ROLES)})\n")  # as ChatML and its kin begin a message, after a special token
 TOKENS_SHOWN = 2000  # tokens of one text
 UNREAD = "\u00b7"
 NOTHING_READ = "Nothing was read within the budget"
@@ -96,7 +99,6 @@ class TextViews:
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
-        """Returns a text as JSON for the page."""
         if text.shown is None or text.shown[0] is not reading:
             self.made += 1
             text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))
@@ -111,13 +113,22 @@ class TextViews:
     def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
         shown = text.ids[:TOKENS_SHOWN]
         return {
-            "client": self.codec.decode(shown, skip_special=False) if len(shown) else "",
+            "client": self._as_written(shown),
             "ids": shown.tolist(),
             "read": self._runs(shown, reading),
             "tokens": len(text.ordinary),
             "right": 0 if reading is None else text.right[reading],
             "more": len(text.ids) - len(shown),
         }
+
+    def _as_written(self, ids: Any) -> str:
+        """Returns a text as its owner wrote it: the template's special tokens are left out, and roles are named."""
+        special = ~self.codec.visible[self.codec.inverse[ids]]
+        parts = [self.codec.decode(part, skip_special=True) for part in np.split(ids, np.flatnonzero(special))]
+        if not special.any():
+            return parts[0]
+        spoken = [ROLE.sub(lambda found: f"{found[1]}: ", f"{part.strip()}\n", count=1).strip() for part in parts]
+        return "\n".join(part for part in spoken if part and part.removesuffix(":").strip() not in ROLES)
 
     def _runs(self, ids: Any, reading: LiveReading | None) -> list[tuple[Mark, str]]:
         if reading is None:
@@ -228,6 +239,7 @@ class MonitorView:
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "broken": self.broken,
+            "left": self.attacker.left(),
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
             "tokens": tokens,

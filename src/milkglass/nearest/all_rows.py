@@ -183,7 +183,6 @@ def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np
 
 
 def _unpacked(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Returns the columns and the values."""
     return keys.astype(np.int32), _ordered_bits(~(keys >> 32).astype(np.int32)).view(np.float32)
 
 

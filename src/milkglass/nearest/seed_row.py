@@ -157,5 +157,4 @@ def _twice_below(found: float, slack: Slack) -> float:
 
 
 def _kth(values: NDArray[np.float32], count: int) -> float:
-    """Returns the count-th largest value."""
     return float(np.partition(values, len(values) - count)[len(values) - count])

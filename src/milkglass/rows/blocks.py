@@ -19,7 +19,8 @@ from typing import Any, Literal
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXTS, KNOWN
 from milkglass.rows.encoding import raw_lines
-from milkglass.rows.place import Place, missing, no_text, require_columns, text_of
+from milkglass.rows.lines import BYTE_ORDER_MARK
+from milkglass.rows.place import Place, missing, no_text, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
     delimiter_of,
     is_json_list,
@@ -27,6 +28,7 @@ from milkglass.rows.tables import (
     json_object,
     json_rows,
     quotes_are_text,
+    rows_below,
     table_cells,
 )
 from milkglass.rows.write import json_line
@@ -69,6 +71,7 @@ class FileShape:
         instruction: the beginning of a text that is left unchanged.
         delimiter: of CSV.
         noun: what messages call a row.
+        marked: whether a table begins with a byte order mark, by which Excel knows UTF-8.
     """
 
     kind: Kind
@@ -79,6 +82,7 @@ class FileShape:
     instruction: str = ""
     delimiter: str = ","
     noun: str = "line"
+    marked: bool = False
 
     def place(self, line: int) -> Place:
         return Place(self.file, line, self.noun)
@@ -108,7 +112,11 @@ class FileShape:
                 slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
                 left.update(name for name in self.header if name not in self.texts)
             rows.append(row)
-        return rows, slots, {name if NAME.fullmatch(name) else "(a name that is not shown)" for name in left}
+        return rows, slots, {shown_name(name) for name in left}
+
+    def head(self) -> str:
+        """Returns what is written before the rows: a table's header, and its mark."""
+        return (BYTE_ORDER_MARK if self.marked else "") + self.write([self.header]) if self.header else ""
 
     def write(self, rows: Sequence[Any]) -> str:
         if self.kind == "lines":
@@ -176,9 +184,12 @@ def shape_of(
         return FileShape(kind, frozenset(texts), file=path.name, noun=noun)
     sign = delimiter or delimiter_of(path, (*named, *KNOWN))
     kind = "tsv" if quotes_are_text(path, sign) else "csv"
-    header = tuple(next(table_cells(path, sign, kind == "csv"))[1])
-    require_columns(path.name, header, named, texts)
-    return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign)
+    lines = table_cells(path, sign, kind == "csv")
+    header = tuple(next(lines)[1])
+    require_columns(path.name, header, named, texts, rows_below(lines))
+    with path.open("rb") as file:
+        marked = file.read(3) == BYTE_ORDER_MARK.encode()
+    return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign, marked=marked)
 
 
 def _require_names(path: Path, left: set[str]) -> None:
@@ -248,8 +259,12 @@ def _messages(place: Place, value: Any, left: set[str], roles: frozenset[str]) -
     kept = [one for one in value if roles and one.get("role") not in roles]
     if kept and len(kept) == len(value):
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
-    left.update(f"messages.{one['role']}" for one in kept)
+    left.update(f"messages.{_role(one['role'])}" for one in kept)
     return [slot for one in value if not any(one is other for other in kept) for slot in _contents(one)]
+
+
+def _role(name: str) -> str:
+    return name if NAME.fullmatch(name) else "(a role that is not shown)"
 
 
 def _has_content(message: dict[str, Any]) -> bool:

@@ -17,6 +17,11 @@ from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_t
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")
+# First and second text under usual names, beside those of TEXTS and PAIRS; both are read if a row has both
+PAIRED = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
+# A question and its answer under usual names, and what is asked; they are read as a conversation
+SUMMARISE = "Summarize the following dialogue.\n\n"
+ANSWERED = (("dialogue", "summary", SUMMARISE), ("question", "answer", ""))
 # Columns of text of any role: what is sanitized
 ALL_TEXTS = (
     "text", "sentence", "text_pair", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
@@ -108,7 +113,7 @@ class DataFile:
             EmptyText: there is no row.
         """
         self.require()
-        texts = () if self.text else (*TEXTS, *CHATS)
+        texts = () if self.text else (*TEXTS, *CHATS, *(first for first, *_ in (*PAIRED, *ANSWERED)))
         if self.kind in TABLES:
             sign = self.delimiter or delimiter_of(self.path, (*self.named, *KNOWN))
             quoted = not quotes_are_text(self.path, sign)
@@ -124,16 +129,38 @@ class DataFile:
         Args:
             header: columns of other rows.
         """
-        result = self.text or matching_name(row, TEXTS) or matching_name(header, TEXTS)
+        result = self.text or self._usual_text(row) or self._usual_text(header)
         if result is None:
             raise no_text(place, row, self.named)
         return result
+
+    def _usual_text(self, row: Collection[str]) -> str | None:
+        """Returns the column of texts of a usual name, or None."""
+        both = self._usual_pair(row)
+        return both[0] if both else matching_name(row, TEXTS, self.named)
+
+    def _usual_pair(self, row: Collection[str]) -> tuple[str, str] | None:
+        """Returns the columns of first and second texts that go together by their names, or None."""
+        if self.text is not None or TEXTS[0] in row:
+            return None
+        for first, second in PAIRED:
+            free = first not in self.named and second != self.label and self.pair in (None, second)
+            if free and {first, second} <= {*row}:
+                return first, second
+        return None
+
+    def answered(self, row: Collection[str]) -> tuple[str, str, str] | None:
+        """Returns the columns of a question and its answer, and the words before the question, or None."""
+        if self.named or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
+            return None
+        return next((one for one in ANSWERED if {*one[:2]} <= {*row}), None)
 
     def label_column(self, row: Collection[str]) -> str | None:
         return self.label or matching_name(row, LABELS, self.named)
 
     def pair_column(self, row: Row) -> str | None:
-        return self.pair or matching_name(row, PAIRS, self.named)
+        both = self._usual_pair(row)
+        return self.pair or (both[1] if both else matching_name(row, PAIRS, self.named))
 
     def _first(self) -> tuple[dict[str, str | None], list[str]]:
         """Returns the columns that are read, by their role, and all columns of the first row."""
@@ -142,6 +169,8 @@ class DataFile:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
+        if answered := self.answered(row):
+            return {"text": answered[0], "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
@@ -159,7 +188,10 @@ class DataFile:
         if self.kind == ".txt":
             return ""
         taken, columns = self._first()
-        if self.text is None and (chat := taken["text"]) in CHATS:
+        if answered := self.answered(columns):
+            read = [*answered[:2]]
+            words = f"messages from {answered[0]} and {answered[1]}"
+        elif self.text is None and (chat := taken["text"]) in CHATS:
             instructed = chat == "instruction"
             read = [*INSTRUCTED[:3]] if instructed else [CHATS[0], "tools"]
             words = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])

@@ -370,6 +370,10 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
         return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
+    if answered := file.answered(row):
+        question, answer, before = answered
+        messages = question_answer(place, row, question, answer, before=before)
+        return Example(place.number, "chat", messages=messages, noun=place.noun)
     if file.text is None and not {*TEXTS} & {*row}:
         for names, what in FOREIGN.items():
             if {*names} <= {*row}:

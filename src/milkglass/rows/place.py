@@ -3,17 +3,19 @@
 A message names the file, the line and the column, and never a cell's content, which may be private. The first line of
 a file without a header is a row of text. It counts as a header, and is shown completely, only if one of its cells is a
 column that the user or the program looks for, in any spelling ("Customer said" for customer_said): a row of text is
-not expected to have that very word as a cell. In any other first line a cell with a blank, such as "my arm hurts", may
-be text. Then only single words that look like names are shown, and the rest is counted.
+not expected to have that very word as a cell. It also counts as a header if it has a name where the rows below have
+numbers. In any other first line a cell with a blank, such as "my arm hurts", may be text. Then only single words that
+look like names are shown, and the rest is counted. The keys of JSON objects and the columns of Parquet are names.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from milkglass.errors import CodecError, EmptyText
@@ -23,9 +25,14 @@ MAX_COLUMNS_SHOWN = 20  # column names in a message
 MAX_PLACES_SHOWN = 3  # places in a message
 MAX_NAME_SHOWN = 64  # characters of a column's name in a message
 USUAL_COLUMNS = frozenset({"text", "sentence", "label"})  # columns that any file may have
+MAY_BE_LABELS = frozenset({"question", "premise", "dialogue"})  # such a cell may be the label of a row of text
 
 _NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
 _BETWEEN = re.compile(r"[\W_]+")
+_NO_VALUE = "n/?a|nan|null|none|nil|empty|missing|unknown"
+_WORDS = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#])", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*")
+LEAST_BELOW = 5  # rows of numbers that show that the line above them is a header
 
 NAMING = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
 
@@ -63,7 +70,13 @@ def listed(places: Sequence[Place]) -> str:
     return f"{nouns} {', '.join(first)} and {last}"
 
 
-def require_columns(file: str, names: Sequence[str], needed: Sequence[str], texts: Sequence[str] = ()) -> None:
+def require_columns(
+    file: str,
+    names: Sequence[str],
+    needed: Sequence[str],
+    texts: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+) -> None:
     """Raises CodecError for a header that lacks a column, or has one twice: readers differ in which they take.
 
     Columns without a name are not read.
@@ -71,14 +84,17 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
     Args:
         needed: columns that must all exist.
         texts: columns; one of them must exist.
+        rows: some rows below. They are read only for a message.
     """
+    known = [*needed, *(name for name in texts if name not in MAY_BE_LABELS)]
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, (*needed, *texts))}; {NAMING}",
+            f"{columns_there(names, known, names_above(names, rows) or _has_names(file))}; {NAMING}",
         )
     if lost := [name for name in needed if name not in names]:
-        raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))
+        is_header = names_above(names, rows) or _has_names(file)
+        raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed, is_header))
     for place, name in enumerate(names, 1):
         if name.strip() and (first := names.index(name) + 1) < place:
             twice = f"names the column {shown_name(name)} twice, as column {first} and as column {place}"
@@ -87,7 +103,23 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
 
 def no_text(place: Place, names: Collection[str], known: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(f"{place} has no text", f"{columns_there(names, known)}; {NAMING}")
+    return CodecError(f"{place} has no text", f"{columns_there(names, known, _has_names(place.file))}; {NAMING}")
+
+
+def _has_names(file: str) -> bool:
+    """Returns whether the format itself names the columns, as JSON and Parquet do."""
+    return Path(file).suffix.lower() in (".jsonl", ".json", ".parquet")
+
+
+def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+    """Returns whether a first line has a name in a column in which all of these rows have a number."""
+    below = [one for one in rows if len(one) == len(first)]
+    if len(below) < LEAST_BELOW:
+        return False
+    return any(
+        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(one[place].strip()) for one in below)
+        for place, name in enumerate(first)
+    )
 
 
 def repeated(place: Place, error: RepeatedKey) -> CodecError:
@@ -95,15 +127,16 @@ def repeated(place: Place, error: RepeatedKey) -> CodecError:
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
 
-def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
+def columns_there(names: Collection[str], known: Collection[str] = (), is_header: bool = False) -> str:
     """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
         names: the columns.
         known: columns that are looked for, besides the USUAL ones.
+        is_header: whether these are known to be names, and no text.
     """
     looked_for = {_plain(name) for name in (*known, *USUAL_COLUMNS)} - {""}
-    header = any(_plain(name) in looked_for for name in names)
+    header = is_header or any(_plain(name) in looked_for for name in names)
     shown = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
     hidden = len(names) - len(shown[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown:

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,20 @@ def table(
             to leave out and count.
     """
     names = header
-    for place, cells in table_cells(path, delimiter, quoted, header, flawed, blank):
+    lines = table_cells(path, delimiter, quoted, header, flawed, blank)
+    for place, cells in lines:
         if names is None:
             names = cells
-            require_columns(path.name, names, needed, texts)
+            require_columns(path.name, names, needed, texts, rows_below(lines))
         else:
             yield place, dict(zip(names, cells, strict=False))
+
+
+def rows_below(lines: Iterator[tuple[Place, Sequence[str]]]) -> Iterator[Sequence[str]]:
+    """Yields the cells of some rows under a header, up to one that cannot be read."""
+    with suppress(CodecError):
+        for _, cells in islice(lines, ROWS):
+            yield cells
 
 
 def table_cells(

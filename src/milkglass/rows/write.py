@@ -31,10 +31,10 @@ def as_row(example: Example, score: bool = False) -> dict[str, Any]:
     if example.kind == "chat":
         tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
         return {"messages": [dict(one) for one in example.messages], **tools}
-    if example.kind == "text":
-        return {"text": example.text}
-    label = float(example.label or "nan") if score else example.label
     pair = {} if example.pair is None else {"text_pair": example.pair}
+    if example.kind == "text":
+        return {"text": example.text, **pair}
+    label = float(example.label or "nan") if score else example.label
     return {"text": example.text, **pair, "label": label}
 
 

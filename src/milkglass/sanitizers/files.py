@@ -96,8 +96,7 @@ def sanitize_file(
     working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
     done = FileReport()
     with appearing(out) as file:
-        if shape.header:
-            file.write(shape.write([shape.header]))
+        file.write(shape.head())
         for block, (text, tally, left) in ordered(working, blocks_of(source, shape), workers):
             file.write(text)
             done.rows += len(block.raw)

@@ -89,8 +89,7 @@ def mask_file(
     analyzer()  # a missing library is an error before anything is written
     found, texts, masked = Counter[str](), 0, 0
     with appearing(out) as file:
-        if shape.header:
-            file.write(shape.write([shape.header]))
+        file.write(shape.head())
         for block in blocks_of(source, shape):
             rows, slots, _ = shape.parse(block)
             for container, key in slots:

@@ -133,7 +133,6 @@ class Coarse(Scheme):
         return np.union1d(alone, common).astype(np.int64)
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
-        """Returns the scheme with a map."""
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
         alone = self.exempt(evidence.counts, evidence.special, evidence.pinned)

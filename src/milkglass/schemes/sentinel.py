@@ -76,5 +76,4 @@ class Glide:
         return result.to(table.dtype)
 
     def promise(self, k: int) -> Promise:
-        """Returns a promise of nothing."""
         return Promise(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

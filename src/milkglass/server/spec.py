@@ -183,10 +183,10 @@ LORA = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
     """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
-    given = [name for name in LORA if name in chosen.model_fields_set]
-    if given and chosen.chosen_method != "lora":
+    settings = [name for name in LORA if name in chosen.model_fields_set]
+    if settings and chosen.chosen_method != "lora":
         raise UsageError(
-            f"{called(given[0])} is for the method lora, and all weights are trained",
+            f"{called(settings[0])} is for the method lora, and all weights are trained",
             f"add {called('method')} lora, or leave it out",
         )
 
@@ -197,12 +197,12 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
     Args:
         called: returns a hyperparameter's name in messages.
     """
-    given = {name: value for name, value in requested.items() if value is not None}
+    settings = {name: value for name, value in requested.items() if value is not None}
     try:
-        chosen = Hyperparameters(**given)
-        if "task" in given or "method" in given:  # otherwise the data decide how it is trained
+        chosen = Hyperparameters(**settings)
+        if "task" in settings or "method" in settings:  # otherwise the data decide how it is trained
             require_used(chosen, called)
-        return chosen.model_dump(exclude_none=True, include={*given})
+        return chosen.model_dump(exclude_none=True, include={*settings})
     except ValidationError as error:
         first = error.errors()[0]
         name, value = str(first["loc"][0]), first["input"]

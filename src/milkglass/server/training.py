@@ -220,18 +220,18 @@ def is_full(error: BaseException, job: Path) -> bool:
 
 def failure(error: BaseException, job: Path) -> Status:
     """Returns the status of a failed job. One that could not be saved can resume from its checkpoint, if it has one."""
-    full, said = is_full(error, job), explain(error, job)
+    full, words = is_full(error, job), explain(error, job)
     kept = resumed_from(job) if full or isinstance(error, SaveFailed) else None
     if kept is None:
-        return Status(state="failed", error=said)
+        return Status(state="failed", error=words)
     lost = "" if (kept / COMPLETE).is_file() else ", without the optimiser's state"
-    cause = "the server's disk is full" if full else said
+    cause = "the server's disk is full" if full else words
     cause = error.message if isinstance(error, DiskFull) else cause
-    said = (
+    words = (
         f"{cause}; what was trained up to step {step_of(kept)} is kept there{lost}, "
         f"{shown(taken(kept))}: {'free some space' if full else 'mend that'}, then resume the job"
     )
-    return Status(state="failed", error=said, resumable=True)
+    return Status(state="failed", error=words, resumable=True)
 
 
 def explain(error: BaseException, job: Path) -> str:

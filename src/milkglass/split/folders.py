@@ -39,7 +39,6 @@ class ClientAbout:
 
     @property
     def names(self) -> list[str]:
-        """Returns the class names by number."""
         return sorted(self.labels, key=lambda name: self.labels[name])
 
 

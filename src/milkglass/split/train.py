@@ -63,7 +63,6 @@ def read_data(source: Source) -> TrainingTexts:
 
 
 def steps_of(defence: HiddenStateDefence, texts: int) -> int:
-    """Returns the number of steps of the training."""
     how = defence.training
     steps = how.epochs * -(-texts // how.batch_size)
     return steps if how.max_steps is None else min(steps, how.max_steps)

@@ -1,10 +1,17 @@
-"""How long attacks may take: of a processor's seconds, so that a busy machine finds no less."""
+"""How long attacks may take.
+
+A budget counts the processor's seconds by default, so that a busy machine finds no less; that of a command's --budget
+counts the clock's. An attack asks its budget and ends by itself; `ended_with` ends one that does not.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from milkglass.errors import UsageError
@@ -34,14 +41,14 @@ class Budget:
         self._started = self.clock()
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def parse(cls, text: str, clock: Callable[[], float] = time.process_time) -> Budget:
         """Returns the budget that a text such as `90s`, `2m`, `1h` or `90` (seconds) stands for. Raises UsageError."""
         result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
         if not result:
             raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
         if float(result[1]) == 0:
             raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
-        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
+        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]], clock=clock)
 
     def left(self) -> float:
         """Returns the seconds that are left; 0 once everything must end."""
@@ -50,3 +57,37 @@ class Budget:
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
         """Returns a budget of that share of what is left, with the same clock."""
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
+
+
+class OutOfTime(BaseException):
+    """Ends an attack that does not end by itself. No `except Exception` of an attack catches it."""
+
+
+AGAIN = 0.5  # seconds until an attack that went on is ended again
+
+
+@contextmanager
+def ended_with(deadline: Budget | None) -> Iterator[None]:
+    """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
+
+    It needs the main thread of the process; in any other, and without a deadline, nothing is raised. A timer that runs
+    already, such as that of a test, goes on afterwards.
+    """
+    bounded = deadline is not None and deadline.seconds < float("inf")
+    if deadline is None or not bounded or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise OutOfTime
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, end)
+    other, every = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), AGAIN)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if other:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, other - (time.monotonic() - started)), every)

@@ -34,7 +34,6 @@ class LabelledTexts:
     pairs: Sequence[str] | None = field(default=None, repr=False)
 
     def part(self, rows: slice) -> LabelledTexts:
-        """Returns some of the rows."""
         return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
 
 

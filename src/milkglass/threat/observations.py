@@ -137,12 +137,10 @@ class Transcript:
                     )
 
     def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
-        """Returns the observations of one class."""
         return tuple(one for one in self.observations if isinstance(one, kind))
 
     @property
     def kinds(self) -> frozenset[type[Observation]]:
-        """Returns the classes of observations that there are."""
         return frozenset(type(one) for one in self.observations)
 
     @property

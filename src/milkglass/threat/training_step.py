@@ -1,11 +1,10 @@
-"""One step of shared training, as both sides know it: the model, the loss, and whose gradients are shared.
+"""Computes one step of shared training: the model, the loss, and the gradients that a client shares.
 
     gradient of the mean over a batch of   cross-entropy(head(last state), class)        "classification"
                                            cross-entropy(head(state at i), id at i + 1)  "next-token"
 
-A client takes the gradient for its ids (`gradient`). Anyone with the model as well takes it for texts of their own
-making, given as embeddings, and through it (`dummy`). Both go one way through one code: ids are embedded, and then
-masked, summed and averaged alike.
+A client computes the gradient of its ids (`gradient`). An attacker who has the model computes that of invented texts,
+given as embeddings, and differentiates it again (`dummy`). Both use the same code.
 
 Attention is computed without fused kernels, which cannot be differentiated twice. fp32.
 """
@@ -33,7 +32,7 @@ class SharedStep:
 
     Attributes:
         module: a Hugging Face model with its head; parameters that need no gradient are not shared.
-        dropout: whether the model drops in a step what its config says; else nothing.
+        dropout: whether the step applies the dropout of the model's config.
     """
 
     module: Any
@@ -46,9 +45,9 @@ class SharedStep:
     ) -> SharedStep:
         """Returns a step with the model in a folder.
 
-        Of `classes` the head is drawn from the seed if the folder has none.
-        With `lora`, a rank, adapters of the queries and values are trained and nothing else.
-        Raises UnsupportedModel for an unknown family, and UsageError for one that has no such loss.
+        If the folder has no head for `classes`, one is drawn from the seed. With `lora`, a rank, only adapters of the
+        queries and values are trained. Raises UnsupportedModel for an unknown family, and UsageError for a model that
+        has no such loss.
         """
         base = Checkpoint.open(folder)
         if task == "next-token" and family_of(base.config).kind == "encoder":
@@ -123,7 +122,7 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Returns the shared gradient of ids (b, t), a tensor for each of `names`. Targets of None are the ids."""
+        """Returns the shared gradient of ids (b, t), a tensor for each of `names`. Targets: by default the ids."""
         if targets is None:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")
@@ -140,7 +139,7 @@ class SharedStep:
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of `names` for embeddings (b, t, d), which can be differentiated in turn.
 
-        The table's own gradient cannot be had this way, since nothing says which rows the embeddings come from.
+        The table's own gradient cannot be computed so, since nothing says which rows the embeddings come from.
         """
         loss = self.loss(embeds, mask, targets)
         return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
@@ -153,8 +152,8 @@ class SharedStep:
 def adapt(module: Any, rank: int) -> None:
     """Puts adapters of a rank into the queries and values (Hu et al. 2022; alpha = 2 rank).
 
-    They and a class head are trained, and nothing else. GHOST's tables also drop a tenth of the adapters' inputs and
-    hold the rest in 4 bits; here neither is done.
+    Only they and a class head are trained. GHOST's tables also use a dropout of a tenth on the adapters' inputs, and
+    weights of 4 bits; neither is done here.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D

@@ -1,10 +1,10 @@
-"""A transcript on disk: safetensors files and `transcript.jsonl`, to which a server or a client adds as it goes.
+"""Writes and reads a transcript: safetensors files and `transcript.jsonl`, to which a server or a client adds.
 
     transcript.jsonl     a line {"milkglass_transcript": 1, "size": n, "key_id": ...}, then a line an observation
     tokens-00003.safetensors   ids (total,) and lengths (b,), int32; of answers, prompt_ids and prompt_lengths as well
     weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
-A transcript that a server made may hold anything: what is read of one is checked, and ends in an error of ours.
+A transcript that a server made may hold anything, so all that is read is checked, and a fault raises CorruptCheckpoint.
 It holds scrambled ids and no key, but all that an attacker sees: the folder has mode 0700.
 """
 
@@ -71,7 +71,6 @@ class Recorder:
         self._ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
-        """Adds answers, each with its prompt."""
         more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
         self._ids("outputs", ids, {}, more)
 

@@ -93,7 +93,7 @@ class Combiner:
             text, away = min(tried, key=lambda one: one[1])
             if not text or (away >= self.tolerance and not _unmet(options, result)):
                 again = [one for one in result if len(one) in expected]
-                text = min(again, key=lambda one: self._nearest([one])[1]) if again else text
+                text = min(again, key=lambda one: self._nearest([one], budget)[1]) if again else text
             if not text:
                 break
             result.append(text)
@@ -115,30 +115,40 @@ class Combiner:
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
             fresh = [one for one in itertools.product(*options) if one not in {*previous}]
-            return self._nearest(fresh) if fresh else ((), math.inf)
+            return self._nearest(fresh, budget) if fresh else ((), math.inf)
         nearest: tuple[Text, float] = ((), math.inf)
         for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
-            text, away = self._descended(_fresh(options, previous, rng), rng)
+            text, away = self._descended(_fresh(options, previous, rng), budget, rng)
             if text not in previous:
                 nearest = min(nearest, (text, away), key=lambda one: one[1])
             if nearest[1] < self.tolerance or budget.left() <= 0:
                 break
         return nearest
 
-    def _nearest(self, texts: list[Text]) -> tuple[Text, float]:
-        away = torch.cat([farthest(self.spans, states(self.entrance, part)).mean(1) for part in blocks(texts)])
+    def _nearest(self, texts: list[Text], budget: Budget) -> tuple[Text, float]:
+        """Returns the nearest text and its distance, of those that are tried before the budget is spent."""
+        done = list[Tensor]()
+        for part in blocks(texts):
+            done.append(farthest(self.spans, states(self.entrance, part)).mean(1))
+            if budget.left() <= 0:
+                break
+        away = torch.cat(done)
         at = int(away.argmin())
         return texts[at], float(away[at])
 
-    def _descended(self, options: Sequence[Sequence[int]], rng: np.random.Generator) -> tuple[Text, float]:
+    def _descended(
+        self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
+    ) -> tuple[Text, float]:
         text = tuple(int(rng.choice(one)) for one in options)
-        away = self._nearest([text])[1]
+        away = self._nearest([text], budget)[1]
         while True:
             before = away
             for position in rng.permutation(len(options)).tolist():
+                if budget.left() <= 0:
+                    return text, away
                 if len(options[position]) > 1:
                     near = [(*text[:position], token, *text[position + 1 :]) for token in options[position]]
-                    text, away = self._nearest(near)
+                    text, away = self._nearest(near, budget)
             if away >= before - 1e-12:
                 return text, away
 

@@ -24,7 +24,6 @@ class SharedBatch:
     """What an attacker has of one training step.
 
     Attributes:
-        seen: its gradient.
         step: the model and its loss.
         labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
         noise: what was added to the gradient.

@@ -81,10 +81,10 @@ class SeedSearch(Inversion):
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
-        drawn = _Drawn(grad)
-        tests = drawn.tests(grad[0].double().numpy())
+        embeddings_noise = _Drawn(grad)
+        tests = embeddings_noise.tests(grad[0].double().numpy())
         passing = search(tests, self.first, self.count, lambda: budget.left() <= 0, self.threads)
-        return next((one for one in passing if drawn.fits(grad, one)), None)
+        return next((one for one in passing if embeddings_noise.fits(grad, one)), None)
 
 
 class _Drawn:
@@ -191,14 +191,14 @@ def search(
 def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
     seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
     place, test = tests[0]
-    (drawn,) = outputs(seeds, [place])
-    left = seeds[test(drawn)]
+    (outputs_there,) = outputs(seeds, [place])
+    left = seeds[test(outputs_there)]
     if not len(left):
         return []
     passed = np.ones(len(left), np.bool_)
     rest = dict(tests)
-    for at, drawn in zip(sorted(rest), outputs(left, sorted(rest)), strict=True):
-        passed &= rest[at](drawn)
+    for at, outputs_there in zip(sorted(rest), outputs(left, sorted(rest)), strict=True):
+        passed &= rest[at](outputs_there)
     return [int(one) for one in left[passed]]
 
 

@@ -158,16 +158,16 @@ class NeuronAlignment(NearestRows):
         neurons = NeuronReader(transcript.model, self.layer)(torch.arange(transcript.model.size))
         read, some = NeuronReader(public, self.layer), _some(public.size, self.sample, rng)
         deviation = public.table.std()
-        drawn = deviation * torch.from_numpy(rng.standard_normal((len(some), public.width), dtype=np.float32))
+        noise = deviation * torch.from_numpy(rng.standard_normal((len(some), public.width), dtype=np.float32))
         probe = _some(len(some), max(1, len(some) // PROBE), rng)
         known = levels(neurons[_some(len(neurons), len(probe), rng)])
 
         def unlike(size: float) -> float:
-            return float((levels(read(some[probe], size * drawn[probe])) - known).square().mean())
+            return float((levels(read(some[probe], size * noise[probe])) - known).square().mean())
 
-        noisy = read(some, min(self.noise, key=unlike) * drawn)
-        found = correlations(neurons[_some(len(neurons), self.sample, rng)])
-        order = torch.from_numpy(aligned(found, correlations(noisy), self.rounds))
+        noisy = read(some, min(self.noise, key=unlike) * noise)
+        correlated = correlations(neurons[_some(len(neurons), self.sample, rng)])
+        order = torch.from_numpy(aligned(correlated, correlations(noisy), self.rounds))
         own = read(torch.arange(public.size))
         projection = whitening(own[some][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread

@@ -108,8 +108,8 @@ class SpanMembership(Attack):
             return Guess(bags=(*readings, *(none for _ in first[len(readings) :])))
         lengths, width = [length for _, length in first], 1 if ordered else min(self.k, reader.size)
         guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
-        for found, end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
-            guess[end - length : end] = found
+        for reading, end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
+            guess[end - length : end] = reading
         return Guess(running=guess)
 
 
@@ -135,32 +135,32 @@ class SpanReader:
         span = self._span(rows)
         if span is None:
             return SpanTokens(((),) * places, (), self.placed)
-        found = tokens(self.low, [span], places, self.attack.tolerance, self.size)
-        assert found is not None  # only where more than the whole vocabulary is at one place
-        return SpanTokens(tuple(one[: span.rank] for one in found.tokens), found.nearest, found.placed)
+        spanned = tokens(self.low, [span], places, self.attack.tolerance, self.size)
+        assert spanned is not None  # only where more than the whole vocabulary is at one place
+        return SpanTokens(tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.placed)
 
     def bag(self, rows: torch.Tensor, places: int) -> Ids:
         """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
-        found = self.spanned(rows, places)
-        return np.array(sorted({token for one in found.tokens for token in one}), np.int64)
+        spanned = self.spanned(rows, places)
+        return np.array(sorted({token for one in spanned.tokens for token in one}), np.int64)
 
     def in_place(self, rows: torch.Tensor, length: int) -> Ids:
         """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
-        found, k = self.spanned(rows, length), min(self.attack.k, self.size)
+        spanned, k = self.spanned(rows, length), min(self.attack.k, self.size)
         result = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
-            there = found.at(place)[:k]
+            there = spanned.at(place)[:k]
             result[place, : len(there)] = there
         return result
 
     def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
         """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
         result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
-        found = self.spanned(rows, length)
-        if span is None or not found.at(0):
+        spanned = self.spanned(rows, length)
+        if span is None or not spanned.at(0):
             return result
         high, attack = Entrance(self.step, 1), self.attack
-        texts = grown_texts(high, [span], found, length, attack.tolerance, attack.most, budget)
+        texts = grown_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
         whole = chosen_texts(high, texts, 1, [length])
         if whole and len(whole[0]) == length:
             result[:, 0] = whole[0]

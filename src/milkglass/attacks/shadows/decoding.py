@@ -1,7 +1,7 @@
-"""Shadow decoding: reads the originals of a whole text, with each shadow a noisy channel's output (Bayes' rule).
+"""Reads the originals of a whole text, taking each shadow for the output of a noisy channel (shadow decoding).
 
-The paper's first four rules look at one token at a time. Its fifth trains a language model without telling it what each
-shadow can stand for. This attack combines both:
+The paper's first four rules look at one token at a time. Its fifth trains a language model that does not know what each
+shadow can stand for. This attack combines both by Bayes' rule:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 

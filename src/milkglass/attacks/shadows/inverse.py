@@ -131,8 +131,8 @@ class ShadowSampling(Rule):
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         weights = np.maximum(cosines(members, shadow), 0.0)
         weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(members), 1 / len(members))
-        drawn = rng.choice(len(members), size=int((weights > 0).sum()), replace=False, p=weights)
-        return np.asarray(drawn, np.int64)
+        order = rng.choice(len(members), size=int((weights > 0).sum()), replace=False, p=weights)
+        return np.asarray(order, np.int64)
 
 
 @dataclass(frozen=True)

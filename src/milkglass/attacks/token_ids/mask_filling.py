@@ -55,16 +55,16 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     vocabulary = [
         re.sub(r"^##|[\u0120\u2581\s]", "", tokenizer.id_to_token(i) or "") for i in range(tokenizer.get_vocab_size())
     ]
-    found, begin = [], 0
+    located, begin = [], 0
     for number, ids in enumerate(texts):
         pieces = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
         ends = np.cumsum([len(one) for one in pieces])
         for one in MASK.finditer("".join(pieces)):
             first = int(np.searchsorted(ends, one.start(), side="right"))
             last = int(np.searchsorted(ends, one.end() - 1, side="right"))
-            found.append(Mask(number, begin + first, begin + last + 1, one[1].lower()))
+            located.append(Mask(number, begin + first, begin + last + 1, one[1].lower()))
         begin += len(ids)
-    return found
+    return located
 
 
 def hidden_spans(
@@ -133,25 +133,25 @@ class MaskFilling(Attack):
         }
         running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
-        found = [one for one in masks(texts, tokenizer) if one.kind in known]
-        for mask in found:
+        located = [one for one in masks(texts, tokenizer) if one.kind in known]
+        for mask in located:
             _write(running, mask, [ids for ids, _ in known[mask.kind][:RANKS]])
-        for mask, order in self._weighed(texts, found, known, knowledge, budget, rng):
+        for mask, order in self._weighed(texts, located, known, knowledge, budget, rng):
             _write(running, mask, [known[mask.kind][place][0] for place in order[:RANKS].tolist()])
         return Guess(running=running)
 
     def _weighed(
-        self, texts: Sequences, found: Sequence[Mask], known: Mapping[str, list[tuple[tuple[int, ...], int]]],
+        self, texts: Sequences, located: Sequence[Mask], known: Mapping[str, list[tuple[tuple[int, ...], int]]],
         knowledge: Knowledge, budget: Budget, rng: np.random.Generator,
     ) -> Iterator[tuple[Mask, Ids]]:  # fmt: skip
         """Yields masks with the order of their candidates, the likeliest first, until the time is over."""
         reading = texts.ids.copy()
-        for mask in found:  # the commonest candidate, so that there is a place to be judged and something to follow
+        for mask in located:  # the commonest candidate, so that there is a place to be judged and something to follow
             reading[mask.start : mask.end] = NO_BELIEF
             reading[mask.start] = known[mask.kind][0][0][0]
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus))
-        at = {mask.start: mask for mask in found}
-        queue, done = rng.permutation(np.unique([one.text for one in found])), 0
+        at = {mask.start: mask for mask in located}
+        queue, done = rng.permutation(np.unique([one.text for one in located])), 0
         nothing = np.zeros(len(reader.head))  # the mean probability is not taken off: rare first tokens would win
         while len(queue) and budget.left() > 0:
             part, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]

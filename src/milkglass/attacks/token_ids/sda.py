@@ -146,9 +146,9 @@ class SDA(Attack):
                     return scorer.eval()
                 done += 1
                 real = stacked(corpus, groups[number])
-                drawn = rng.integers(self.candidates, size=real.shape)
+                choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
-                false = torch.from_numpy(near[real.numpy(), drawn])
+                false = torch.from_numpy(near[real.numpy(), choices])
                 scores = scorer(torch.cat([real, false]))
                 expected = torch.cat([torch.ones(len(real)), torch.zeros(len(false))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)

@@ -190,7 +190,7 @@ class Beliefs:
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
             with torch.inference_mode():
-                found = {
+                by_place = {
                     at: row
                     for there, scores in self.reader(inputs)
                     for at, row in zip(there.tolist(), scores.double().numpy(), strict=True)
@@ -200,7 +200,7 @@ class Beliefs:
             for at, (place, symbol, chain) in enumerate(each):
                 members = self.members[symbol]
                 if len(members) > 1:
-                    yield place, members, found[at], np.log(chain / chain.sum() + 1e-30)
+                    yield place, members, by_place[at], np.log(chain / chain.sum() + 1e-30)
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
@@ -307,11 +307,11 @@ class SymbolDecoder(Attack):
         """Trains at a rate that falls to zero at the end of the epochs or the budget, whichever is first."""
         own = [one for one in reader.parameters() if one.requires_grad]
         optimiser = torch.optim.AdamW(own, lr=self.learning_rate, fused=True)
-        groups, given = list(batches(corpus, self.batch_tokens)), budget.left()
+        groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
         reader.train()
         for done, number in enumerate(order):
-            spent = max(done / len(order), 1 - max(0.0, budget.left()) / given if np.isfinite(given) else 0.0)
+            spent = max(done / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
             if spent >= 1:
                 return
             for group in optimiser.param_groups:

@@ -45,8 +45,8 @@ def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) ->
     It is 0 for an option that is NO_BELIEF or spelled as nothing. `common` (V,) is the reader's.
     """
     there = np.maximum(options, 0)
-    said = reader.log_likelihood_ratio(read, there, common) - reader.normaliser(read.states)[:, None]
-    return np.where((options == NO_BELIEF) | reader.spelling.silent[there], 0.0, said)
+    gains = reader.log_likelihood_ratio(read, there, common) - reader.normaliser(read.states)[:, None]
+    return np.where((options == NO_BELIEF) | reader.spelling.silent[there], 0.0, gains)
 
 
 class Beam:
@@ -85,8 +85,8 @@ class Beam:
         texts, k = options.shape
         each = np.repeat(options, self.width, axis=0)
         read = ReadBatch(np.arange(len(each)), self.states, self.joined)
-        said = gain(self.reader, read, each, common).reshape(texts, self.width, k)
-        total = (self.total[:, :, None] + scores[:, None] + weight * said).reshape(texts, -1)
+        gains = gain(self.reader, read, each, common).reshape(texts, self.width, k)
+        total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(texts, -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, : self.width]
         self.total, parent = np.take_along_axis(total, best, 1), best // k
         newest = np.take_along_axis(options, best % k, 1)
@@ -219,9 +219,9 @@ class LanguageReader:
         here = counted[texts.ids]
         right = [int((one == texts.ids)[here].sum()) for one in readings]
         number = int(np.argmax(right))
-        said = plain.said(Sequences(readings[number], texts.lengths), listed.tokens)
+        gains = plain.said(Sequences(readings[number], texts.lengths), listed.tokens)
         true = listed.tokens == texts.ids[:, None]
-        weighed = [listed.weighed(said, (a, u)) for a, u in WEIGHTS]
+        weighed = [listed.weighed(gains, (a, u)) for a, u in WEIGHTS]
         least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
         (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids)[here].sum())
@@ -259,8 +259,8 @@ class LanguageReader:
                 at = (ends - texts.lengths)[numbers][there] + place
                 options[there], known[there] = listed.tokens[at], scores[at]
                 beam.grow(options, known, self.strength, self.common)
-            for number, found in zip(numbers, beam.best(), strict=True):
-                result[ends[number] - texts.lengths[number] : ends[number]] = found[: texts.lengths[number]]
+            for number, best in zip(numbers, beam.best(), strict=True):
+                result[ends[number] - texts.lengths[number] : ends[number]] = best[: texts.lengths[number]]
         return result
 
     def said(self, reading: Sequences, options: Ids) -> Floats:

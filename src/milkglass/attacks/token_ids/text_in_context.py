@@ -112,8 +112,8 @@ class Chain:
 
     def emission(self, scrambled: int) -> Floats | float:
         """Returns (m,) P(id | member) up to a factor, or 1 for an id that is not exchanged."""
-        said = self.emitted.get(scrambled)
-        return 1.0 if said is None else np.exp(said - said.max())
+        scores = self.emitted.get(scrambled)
+        return 1.0 if scores is None else np.exp(scores - scores.max())
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
         """Returns (a, b) how often the members of one id's group precede those of another's, as a sparse matrix."""

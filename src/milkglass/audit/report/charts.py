@@ -22,9 +22,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     """Returns a chart with a horizontal bar for each row, and its interval as a line with ends; "" without a row.
 
     Args:
-        title: of the chart.
         axis: what the scale counts, with its unit.
-        rows: the bars.
         lines: what costs an attacker nothing, drawn as thin bars below.
     """
     rows = {name: one for name, one in rows.items() if one.units}
@@ -62,7 +60,6 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     """Returns a chart of the content tokens read against the tokens sent under one key (logarithmic).
 
     Args:
-        title: of the chart.
         axes_titles: of the tokens' axis and of the shares' axis, with their units.
         points: the measurements, a line for each adversary.
     """

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from milkglass.audit.outcome import strongest
@@ -100,15 +99,25 @@ def _played(result: Audit) -> dict[str, object]:
     return {"ran": ran, "idle": [*idle]}
 
 
+def environment(own: str) -> Environment:
+    """Returns the template engine of all reports. `visible` shows the characters of `own` as they are."""
+    result = Environment(
+        loader=PackageLoader("milkglass", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    letters = frozenset(own)
+    result.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
+    result.filters |= {"attacker": _attacker, "visible": lambda text: visible(text, letters)}
+    return result
+
+
 def render(result: Audit) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "interval": interval, "duration": duration}
-    own = frozenset("".join(one.original for one in result.examples))
-    environment.filters |= {"code": code, "attacker": _attacker}
-    environment.filters["visible"] = lambda text: visible(text, own)
-    source = files("milkglass.audit.report").joinpath("page.html").read_text("utf-8")
+    template = environment("".join(one.original for one in result.examples)).get_template("audit/report/page.html")
     pictures = {name: Markup(svg) for name, svg in charts_svg(result).items()}  # our own text, escaped where it quotes
-    return environment.from_string(source).render(
+    return template.render(
         r=result,
         columns=COLUMNS,
         label=LABELS[result.level],

@@ -18,7 +18,6 @@ class Finding:
     """A finding, as the page shows it.
 
     Attributes:
-        title: the finding.
         raised_if: the rule, with its figure.
         explanation: why it is so.
         change: what helps, or that nothing does.

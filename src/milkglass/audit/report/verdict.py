@@ -142,7 +142,6 @@ def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str)
 
 
 def _attacker(name: str, words: str) -> str:
-    """Returns the attacker as the subject of a sentence."""
     phrase = PHRASES.get(name)
     if phrase is None:
         return f"an attacker who {words}"

@@ -6,6 +6,7 @@ are graded together. No attacked text is part of public text (decontaminate.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,7 +54,6 @@ def leakage(
     Args:
         site: whose updates are attacked.
         names: of attacks. None: INVERSIONS and ADAPTIVE, as far as they fit.
-        budget: of all attacks.
         seed: of every random draw.
         begin: receives the number of steps, and returns what receives each.
 
@@ -77,12 +77,12 @@ def leakage(
         attacked.append(round.number)
         for played in play(scene, attacks, ghost):
             pools[played.result.attack].rounds[round.number] = played
-    found = [pool.result() for pool in pools.values()]
+    results = [pool.result() for pool in pools.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
         measures = measured(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
-        found.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
+        results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
     few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
     result = UpdateAudit(
         site=site.recorded.site,
@@ -91,7 +91,7 @@ def leakage(
         rounds=tuple(attacked),
         refused=refused,
         texts=sum(len(one) for one in site.batches.values()),
-        found=tuple(found),
+        results=tuple(results),
         floor=_floor(site),
         public=public,
         advice="" if not few else MORE_TEXT if public["tokens"] else NO_TEXT,
@@ -116,10 +116,11 @@ class _Player:
 
     def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
         self._budget, self._seed, self._left, self._progress = budget, seed, steps, progress
+        self._deadline = budget if budget.clock is time.monotonic else None
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
-        rules = RunOptions(use_minimum=False, own_budget=self._share)
+        rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
         rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
         rest = [one for one in rest if one.attack not in fit]
@@ -152,9 +153,15 @@ class _Pool:
         blank = UpdateResult(self.attack.name, self.attack.title, SERVER, "does not apply")
         if failed := [one for one in results.values() if one.state == "failed"]:
             return replace(blank, state="failed", reason=failed[-1].reason)
+        late = [one for one in results.values() if one.state == "not run"]
+        if not self.guesses and late:
+            return replace(blank, state="not run", reason=late[0].reason)
         if not self.guesses:
             return replace(blank, reason=next(iter(left_out.values()), "there is no update that can be attacked"))
-        seconds, cut = sum(one.seconds for one in results.values()), any(one.cut for one in results.values())
+        seconds, cut = (
+            sum(one.seconds for one in results.values()),
+            bool(late) or any(one.cut for one in results.values()),
+        )
         done = tuple(number for number in results if number not in left_out)
         measures = without_intervals(self._measured(trained=False), cut)
         trained = None  # of what read shadows and no gradients

@@ -10,6 +10,7 @@ from milkglass.audit.outcome import AttackResult, finite
 from milkglass.audit.report.texts import TEXTS, filled
 from milkglass.metrics.interval import Interval
 
+KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 AS_THEY_ARE = "shadows as they are"  # no attack: the shadows are taken for the texts
 Measures = Mapping[str, Interval]
 
@@ -36,8 +37,17 @@ class UpdateResult(AttackResult):
     def rouge(self) -> Interval:
         return self.measures["rouge-1"]
 
+    @property
+    def gap(self) -> str:
+        """Returns why there are no figures, or none of some rounds; "" if there are all."""
+        if self.state != "done":
+            return f"{self.state}: {self.reason}"
+        if not self.left_out:
+            return ""
+        rounds = len(self.left_out) + len(self.rounds)
+        return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
+
     def row(self) -> dict[str, Any]:
-        """Returns the result as JSON."""
         done = self.state == "done"
         raw = asdict(self)
         return {
@@ -51,12 +61,11 @@ class UpdateAudit:
     """What the updates of one site reveal.
 
     Attributes:
-        site: its name.
         ghost: whether its texts passed through GHOST.
         rounds: those that were attacked, from 0.
         refused: rounds about which nothing can be said, and why.
         texts: how many texts were behind the attacked rounds, counted once for each round.
-        found: the result of each attack.
+        results: of each attack.
         floor: what is recovered without an attack (metrics/recovery.floors).
         public: the public text that attackers had: the "name" of what the audit was given, how many of those texts
             remain ("given"), how many are the site's "own", from which no attacked update comes, how many of both are
@@ -71,7 +80,7 @@ class UpdateAudit:
     rounds: tuple[int, ...]
     refused: Mapping[int, str]
     texts: int
-    found: tuple[UpdateResult, ...]
+    results: tuple[UpdateResult, ...]
     floor: Mapping[str, float]
     public: Mapping[str, Any]
     advice: str = ""
@@ -80,19 +89,46 @@ class UpdateAudit:
 
     @property
     def done(self) -> list[UpdateResult]:
-        return [one for one in self.found if one.state == "done"]
+        return [one for one in self.results if one.state == "done"]
 
     @property
     def public_text(self) -> str:
         """Returns the attackers' public text in words."""
         return filled(TEXTS["updates"]["public"], **self.public)
 
+    def notes(self) -> list[str]:
+        """Returns what a reader of the figures has to know, a line each."""
+        lines = [f"{one.attack}: {one.gap}" for one in self.results if one.gap]
+        lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
+        if self.done:
+            lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
+        if any(one.cut for one in self.done):
+            lines += ["not finished: its share of --budget was over; more texts in a batch need more"]
+        if self.floor:
+            commonest = f"{100 * self.floor['commonest token']:.1f} %"
+            lines += [
+                f"guessing alone: always the commonest token of these texts is right at {commonest} of all places"
+            ]
+        lines += [
+            f"attacked: {self.texts:,} texts in {len(self.rounds)} rounds (one that was in two counts twice)",
+            f"{KNOWN} {self.public_text}",
+        ]
+        if left_out := self.public["left_out"]:
+            lines += [f"{left_out:,} public texts contain an attacked text or are part of one: they are left out"]
+        if self.ghost:
+            other = "" if self.selection == "states" else ", which is not the paper's"
+            lines += [f"ghost's selection of shadows: {self.selection}{other}"]
+        lines += [self.advice] if self.advice else []
+        if any(one.attack.startswith("shadow-") for one in self.done):
+            lines += ["shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
+        return lines
+
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON, with null for nan."""
         raw = {
             "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
             "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
-            "found": [one.row() for one in self.found],
+            "found": [one.row() for one in self.results],
             "floor": self.floor, "public": self.public, "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", self.public_text],
         }  # fmt: skip
@@ -120,7 +156,7 @@ def verdict(of: UpdateAudit) -> str:
     def most(measure: Callable[[Measures], Interval]) -> UpdateResult:
         return max(read, key=lambda one: (measure(one.measures).value, one.rouge.value))
 
-    trained = [one.trained for one in of.found if one.trained]
+    trained = [one.trained for one in of.results if one.trained]
     shadows, known = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
     best, namer = most(tokens), most(tokens_named)
     return filled(
@@ -133,5 +169,5 @@ def verdict(of: UpdateAudit) -> str:
         shadows=shadows if trained else None,
         known=known,
         by_it=best.trained is not None or shadows == 1,
-        adaptive=any(one.attack.startswith("shadow-") for one in of.found),
+        adaptive=any(one.attack.startswith("shadow-") for one in of.results),
     )

@@ -49,9 +49,6 @@ class AuditedSite:
     """One site of a recorded run, and what attackers have.
 
     Attributes:
-        recorded: the run.
-        texts: the site's own.
-        tokenizer: the model's.
         public: text that attackers are given.
         defence: of the site's gradients.
     """
@@ -96,7 +93,6 @@ class AuditedSite:
 
     @cached_property
     def _whole(self) -> Truth:
-        """Returns the truth about all texts of the site."""
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 
@@ -109,9 +105,9 @@ class AuditedSite:
         every = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
         shown = [*as_read(self.public.texts, self.tokenizer), *every[len(self.public.texts) :]]
         left = decontaminate(shown, private)
-        given = int((left < len(self.public.texts)).sum())
+        given_count = int((left < len(self.public.texts)).sum())
         corpus = self._encoded([every[number] for number in left])
-        counts = {"given": given, "own": len(left) - given, "left_out": len(every) - len(left)}
+        counts = {"given": given_count, "own": len(left) - given_count, "left_out": len(every) - len(left)}
         return corpus, {"name": self.public.name, **counts, "tokens": len(corpus.ids)}
 
     def _encoded(self, texts: list[str]) -> Sequences:

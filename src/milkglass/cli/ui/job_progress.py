@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions
-from milkglass.cli.ui.terminal import LINES_APART, bars, emit, note, watched
+from milkglass.cli.ui.terminal import LINES_APART, at_work, bars, emit, note, watched
 from milkglass.progress import duration
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def finish(
     last: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:
-        with _board(as_json) as show:
+        with at_work(as_json, "train"), _board(as_json) as show:
             for event in remote.follow(job_id):
                 last.update(event["data"])
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []

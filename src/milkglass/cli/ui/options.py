@@ -244,7 +244,7 @@ class AuditOptions:
         None
     )
     budget: Annotated[
-        str, typer.Option(help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds.")
+        str, typer.Option(help="How long attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds.")
     ] = "15m"
     rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
     seed: Annotated[

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.strict_json import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.progress import Progress, Stage, TimeLeft, duration, no_stage
+from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration, no_stage
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -25,7 +25,49 @@ INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 WIDEST = 128  # characters of one field in a table: as many as an id may have
 
 
+_BEATING: list[Heartbeat] = []  # the one of the command that is at work, if it has one
+
+
+@contextmanager
+def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
+    """Says on stderr that work goes on whenever the command was silent for some seconds; nothing if it is `quiet`.
+
+    Inside another one it only names what is being done.
+    """
+    if quiet:
+        yield
+        return
+    if _BEATING:
+        before, _BEATING[0].doing = _BEATING[0].doing, doing or _BEATING[0].doing
+        try:
+            yield
+        finally:
+            if _BEATING:
+                _BEATING[0].doing = before
+        return
+    beat = Heartbeat(lambda words: print(words, file=sys.stderr, flush=True))
+    beat.doing = doing
+    _BEATING.append(beat)
+    beat.begin()
+    try:
+        yield
+    finally:
+        _BEATING.remove(beat)
+        beat.end()
+
+
+def _spoke() -> None:
+    for beat in _BEATING:
+        beat.spoke()
+
+
+def _doing(name: str) -> None:
+    for beat in _BEATING:
+        beat.doing = name
+
+
 def say(text: str = "") -> None:
+    _spoke()
     print(text, flush=True)
 
 
@@ -68,6 +110,7 @@ def _asked_at_a_terminal() -> bool:
 
 
 def note(text: str) -> None:
+    _spoke()
     print(text, file=sys.stderr, flush=True)
 
 
@@ -115,7 +158,9 @@ def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
     """
     if not total:
         note(f"{name} ...")
+        _doing(name)
         return lambda more: None
+    _doing(name)
     done, due, left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
     left.after(0)
 
@@ -140,8 +185,17 @@ def _left(seconds: float | None, most: float) -> str:
 @contextmanager
 def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
     """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json."""
-    if as_json or not watched():
-        yield no_stage if as_json else partial(occasional_lines, most=most)
+    if as_json:
+        yield no_stage
+        return
+    with at_work(), _stages(most) as stages:
+        yield stages
+
+
+@contextmanager
+def _stages(most: Most) -> Iterator[Stage]:
+    if not watched():
+        yield partial(occasional_lines, most=most)
         return
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
@@ -158,9 +212,16 @@ def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
 
         def stage(name: str, total: int) -> Progress:
             task = progress.add_task(name, total=total or None)
-            if not total:
-                return lambda done: progress.update(task, total=1, completed=1)
-            return lambda done: progress.advance(task, done)
+            _doing(name)
+
+            def advance(done: int) -> None:
+                _spoke()
+                if total:
+                    progress.advance(task, done)
+                else:
+                    progress.update(task, total=1, completed=1)
+
+            return advance
 
         yield stage
 
@@ -204,6 +265,7 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
     text = ""
     for piece in pieces:
         text += piece
+        _spoke()
         if show:
             sys.stdout.write(shown(piece))
             sys.stdout.flush()

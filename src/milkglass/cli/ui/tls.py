@@ -13,7 +13,11 @@ from milkglass.cli.ui.options import require_file
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
-TlsCertificate = Annotated[Path | None, typer.Option("--cert", help="The TLS certificate (PEM).")]
+MAKING = (
+    "`openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout "
+    "key.pem -out cert.pem` makes them"
+)
+TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS certificate (PEM). {MAKING}.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
@@ -22,7 +26,8 @@ def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> 
     if not is_loopback(host) and cert is None and not insecure:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read {what}",
-            "give --cert and --tls-key, listen on 127.0.0.1 behind an ssh tunnel, or accept it with --insecure-http",
+            f"give --cert and --tls-key ({MAKING}), listen on 127.0.0.1 behind an ssh tunnel, or accept it with "
+            "--insecure-http",
         )
 
 
@@ -34,7 +39,7 @@ def require_tls(cert: Path | None, key: Path | None) -> None:
     if cert is not None and key is not None:
         _require_pair(cert, key)
     elif cert is not None or key is not None:
-        raise UsageError("TLS needs both a certificate and a key", "give both files, or neither")
+        raise UsageError("TLS needs both a certificate and a key", f"give both files, or neither; {MAKING}")
 
 
 def _require_pair(cert: Path, key: Path) -> None:

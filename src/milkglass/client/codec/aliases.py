@@ -74,8 +74,8 @@ class Responses:
             return self.mechanism.respond(ids, stream).astype(np.int32)
         inside = np.isin(ids, self.own)
         result = ids.copy()
-        asked = _renamed(ids[inside].astype(np.int64), self.own, self.named)
-        result[inside] = _renamed(self.mechanism.respond(asked, stream), self.named, self.own)
+        groups = _renamed(ids[inside].astype(np.int64), self.own, self.named)
+        result[inside] = _renamed(self.mechanism.respond(groups, stream), self.named, self.own)
         return result
 
 

@@ -306,11 +306,11 @@ class Codec:
         """
         return self._text(self._among(self.visible if skip_special else self.known, ids))
 
-    def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
-        """Returns the text of each row of ids. See `decode`."""
+    def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
+        """Returns the text of each row of ids, without special tokens. See `decode`."""
         rows = [_whole_numbers(ids) for ids in batch]
         original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
-        shown = (self.visible if skip_special else self.known)[original]
+        shown = self.visible[original]
         ends = np.concatenate([[0], np.cumsum(shown)])[np.cumsum([0, *map(len, rows)])].tolist()
         kept = original[shown].tolist()
         return [self._text(kept[begin:end]) for begin, end in pairwise(ends)]

@@ -108,8 +108,8 @@ def render(
     marks = next(free), next(free)
     kept = None if answers is None else KeptIds(answers, free)
     if kept is not None:
-        given = [one.get(ANSWER_IDS) for one in messages]
-        seen = [kept.marked(one, ids) if ids else one for one, ids in zip(seen, given, strict=True)]
+        answer_ids = [one.get(ANSWER_IDS) for one in messages]
+        seen = [kept.marked(one, ids) if ids else one for one, ids in zip(seen, answer_ids, strict=True)]
         if kept.found:
             try:
                 return _with_kept(tokenizer, seen, list(tools), marks, kept, add_generation_prompt, options)
@@ -226,10 +226,10 @@ def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
     if any(json.dumps(one)[1:-1] in text for one in marks):
         raise _rewritten()
     for number, part in enumerate(text.split(start)):
-        literal, found, rest = part.partition(stop)
+        literal, end, rest = part.partition(stop)
         if not number:
-            literal, rest, found = "", part, "" if stop not in part else stop
-        if bool(number) != bool(found) or stop in rest:
+            literal, rest, end = "", part, "" if stop not in part else stop
+        if bool(number) != bool(end) or stop in rest:
             raise _rewritten()
         if literal:
             yield TextPiece(literal, True)
@@ -271,10 +271,7 @@ class Supervised:
 
 
 def supervised(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-    options: Mapping[str, Any] | None = None,
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[Supervised]:
     """Returns the training examples of one conversation.
 
@@ -297,10 +294,10 @@ def supervised(
     if not learnt:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
     spans, parts = list[Span](), list[Supervised]()
-    whole = render(tokenizer, messages, False, tools, options)
+    whole = render(tokenizer, messages, False, tools)
     for number in learnt:
-        before = render(tokenizer, messages[:number], True, tools, options)
-        until = render(tokenizer, messages[: number + 1], False, tools, options)
+        before = render(tokenizer, messages[:number], True, tools)
+        until = render(tokenizer, messages[: number + 1], False, tools)
         if not until.text.startswith(before.text):
             raise CodecError(
                 f"the chat template does not write the answer in message {number + 1} where it asks for one, so that "

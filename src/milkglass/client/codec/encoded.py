@@ -74,11 +74,11 @@ def labelled(
                 raise CodecError(
                     "the chat template has no place for tools", "leave tools out, or use a template with one"
                 )
-            found = supervised(tokenizer, messages, tools[place] if tools else ())
+            supervised_examples = supervised(tokenizer, messages, tools[place] if tools else ())
         except CodecError as error:
             raise type(error).of(place, f"cannot be learnt: {error.message}", error.hint, "conversation") from None
-        examples += found
-        sources += [place] * len(found)
+        examples += supervised_examples
+        sources += [place] * len(supervised_examples)
     tokens = _tokens(tokenizer, [one.rendered for one in examples])
     lengths, before = np.zeros(len(conversations), np.int64), dict[int, int]()
     done = LabelledIds([], [], ())

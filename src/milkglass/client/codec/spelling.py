@@ -182,11 +182,11 @@ def _by_names(tokenizer: Any, written: NDArray[np.int64], own: NDArray[np.int64]
     joined = ["".join(map(str, names)) for names in sides]
     if joined[0] != joined[1]:
         return None
-    found: list[Own] = []
+    both: list[Own] = []
     for ids, names in zip((written, own), sides, strict=True):
         ends = [*accumulate(map(len, names), initial=0)]
-        found.append([(place, (number,)) for place, number in zip(pairwise(ends), ids.tolist(), strict=True)])
-    return dict(found[0]), found[1], len(joined[0])
+        both.append([(place, (number,)) for place, number in zip(pairwise(ends), ids.tolist(), strict=True)])
+    return dict(both[0]), both[1], len(joined[0])
 
 
 def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:

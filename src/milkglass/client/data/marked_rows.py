@@ -156,12 +156,12 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
             shutil.copyfileobj(gathered[name], file)
 
 
-def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
+def _checked_columns(path: Path, schema: pa.Schema) -> list[str]:
     """Returns the names of the columns. Raises UsageError unless they are the columns of training rows."""
-    names: list[str] = found.names
+    names: list[str] = schema.names
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)
-    for field in found:
+    for field in schema:
         nested = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
         kind = pa.list_(field.type.value_type) if nested else field.type
         if kind not in COLUMNS[field.name]:

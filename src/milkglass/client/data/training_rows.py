@@ -94,7 +94,6 @@ class WrittenParquet:
 
     rows: int
     tokens: int
-    longest: int
     cut: int
     left_out: tuple[Place, ...] = ()
 
@@ -149,7 +148,7 @@ def write_parquet(
     if codec.key_id is not None:
         mark(out, codec.key_id)
     every = np.concatenate(lengths)
-    return WrittenParquet(len(every), int(every.sum()), int(every.max()), cut, tuple(unanswered))
+    return WrittenParquet(len(every), int(every.sum()), cut, tuple(unanswered))
 
 
 def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:

@@ -133,11 +133,11 @@ def _header(line: bytes, checksum_ok: bool, name: str) -> Header:
     return header
 
 
-def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
+def _require_types(header: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     """Refuses True, which equals 1 in Python, and 8.0, which equals 8: neither is a whole number in a key file."""
-    if set(found) != FIELDS or set(kdf) != KDF_FIELDS:
+    if set(header) != FIELDS or set(kdf) != KDF_FIELDS:
         raise ValueError("the header has other fields than version 1 defines")
-    numbers = (found["version"], found["length"], kdf["n"], kdf["r"], kdf["p"])
+    numbers = (header["version"], header["length"], kdf["n"], kdf["r"], kdf["p"])
     if any(type(one) is not int for one in numbers):
         raise TypeError("a number of the header is not a whole number")
 

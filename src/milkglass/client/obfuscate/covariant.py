@@ -65,9 +65,9 @@ class NoisyRows:
         if not self.size or not len(rows):
             return rows
         first, last = start // NOISE_ROWS, (stop - 1) // NOISE_ROWS
-        drawn = torch.cat([self._block(number, rows.shape[1]) for number in range(first, last + 1)])
+        noise = torch.cat([self._block(number, rows.shape[1]) for number in range(first, last + 1)])
         at = start - first * NOISE_ROWS
-        return (rows.float() + self.size * drawn[at : at + len(rows)]).to(rows.dtype)
+        return (rows.float() + self.size * noise[at : at + len(rows)]).to(rows.dtype)
 
     def _block(self, number: int, width: int) -> torch.Tensor:
         return NoiseStream(self.stream.keyed(number.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)

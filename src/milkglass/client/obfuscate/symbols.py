@@ -75,10 +75,10 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
 
 def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
-    found = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
+    stored = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
     if keep.reused:
         progress(len(ids))
-    return found["vectors"]
+    return stored["vectors"]
 
 
 def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:

@@ -413,8 +413,8 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 def error_from(answer: httpx2.Response) -> RemoteError:
     """Returns the message and hint of an error answer as one of our errors, with the HTTP status."""
     info = strict_json.error_in(_read(answer, MAX_ERROR))
-    given = (info.get(name) for name in ("message", "hint"))
-    message, hint = (one if isinstance(one, str) else "" for one in given)
+    texts = (info.get(name) for name in ("message", "hint"))
+    message, hint = (one if isinstance(one, str) else "" for one in texts)
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"

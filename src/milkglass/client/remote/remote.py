@@ -190,12 +190,6 @@ class Remote(AbstractContextManager["Remote"]):
         """Deletes an object. Raises RemoteError with status 404 if it does not exist, 409 if it is still needed."""
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
-    def delete_model(self, model: str) -> None:
-        self.delete(MODELS, model)
-
-    def delete_job(self, job: str) -> None:
-        self.delete(JOBS, job)
-
     def files(self) -> list[dict[str, Any]]:
         return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
 

@@ -132,11 +132,11 @@ def response_number(answer: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def in_order(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns answers sorted by their `index`, which must be 0 to count - 1, each once."""
-    by_index = {row["index"]: row for row in found if is_whole(row.get("index"))}
-    if len(found) != count or set(by_index) != set(range(count)):
-        raise RemoteError(f"the server's {len(found)} answers do not fit the {count} questions", "try again")
+    by_index = {row["index"]: row for row in answers if is_whole(row.get("index"))}
+    if len(answers) != count or set(by_index) != set(range(count)):
+        raise RemoteError(f"the server's {len(answers)} answers do not fit the {count} questions", "try again")
     return [by_index[number] for number in range(count)]
 
 

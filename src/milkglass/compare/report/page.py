@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from milkglass import files
-from milkglass.audit.report.page import duration, visible
+from milkglass.audit.report.page import environment
 from milkglass.compare.report import picture, words
 from milkglass.compare.result import Compared
 
 
 def render(result: Compared) -> str:
     """Returns the page. The template engine escapes every text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    texts = frozenset(
-        "".join(one.reading.example.original for one in result.finished if one.reading and one.reading.example)
-    )
-    environment.filters |= {
-        "quality": lambda value: words.with_interval(value, result.measure),
-        "share": words.percent,
-        "read": words.read_by_attacks,
-        "duration": duration,
-        "visible": lambda text: visible(text, texts),
-    }
-    source = resources.files("milkglass.compare.report").joinpath("page.html").read_text("utf-8")
-    return environment.from_string(source).render(r=result, picture=Markup(picture.picture_svg(result)))
+    own = "".join(one.reading.example.original for one in result.finished if one.reading and one.reading.example)
+    templates = environment(own)
+    templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
+    templates.filters["share"] = words.percent
+    templates.filters["read"] = words.read_by_attacks
+    templates.filters["rouge"] = words.rouge
+    template = templates.get_template("compare/report/page.html")
+    return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 
 
 def write(result: Compared, out: Path) -> Path:

@@ -35,6 +35,8 @@ def picture_svg(result: Compared) -> str:
             axes.axhline(scale * home.quality.value, color=GREY, linestyle="--", linewidth=1)
         axes.set(xlim=(-4, 104), xlabel="names and other content words that are read, %", ylabel=AXIS[result.measure])
         axes.margins(y=0.15)
+        if result.measure == "loss":  # up is better, as for the other measures
+            axes.invert_yaxis()
         places = [(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality is not None]
         named(axes, places, [one.name for one in points])
         return svg(figure, "What each way is worth, against what is read of it")

@@ -38,22 +38,34 @@ def line(way: WayResult, measure: str) -> str:
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
     more = "nothing is sent" if way.local else f"{read_by_attacks(way)} of names and content words read"
-    return f"{way.title}: {with_interval(way.quality, measure)}, {more}"
+    kind = "loss " if measure == "loss" else ""
+    return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
+
+
+def rouge(way: WayResult) -> str:
+    """Returns ROUGE-L of a way's written answers, with its interval over answers."""
+    if "rouge-l" not in way.more:
+        return "-"
+    value, low, high = (way.more[f"rouge-l{end}"] for end in ("", " low", " high"))
+    return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
 
 def table(result: Compared) -> list[tuple[str, ...]]:
     """Returns the table, its head first."""
     head = {"accuracy": "right", "pearson": "correlation", "loss": "loss"}[result.measure]
+    written = result.measure == "loss"
+    first = (head, "ROUGE-L") if written else (head,)
     rows: list[tuple[str, ...]] = [
-        ("", head, "read", "names", "numbers", "guessing", "your s/1,000", "bytes/text", "you trust")
+        ("", *first, "read", "names", "numbers", "guessing", "your s/1,000", "bytes/text", "you trust")
     ]
     for way in result.ways:
         if way.state != "done":
-            rows.append((way.title, way.state, *[""] * 7))
+            rows.append((way.title, way.state, *[""] * (len(rows[0]) - 2)))
             continue
         seen = way.reading
         rows.append((
-            way.title, with_interval(way.quality, result.measure), read_by_attacks(way),
+            way.title, with_interval(way.quality, result.measure), *([rouge(way)] if written else []),
+            read_by_attacks(way),
             "0 %" if way.local else percent(seen.names if seen else None),
             "0 %" if way.local else percent(seen.numbers if seen else None),
             "-" if seen is None or math.isnan(seen.guess) else f"{100 * seen.guess:.0f} %",

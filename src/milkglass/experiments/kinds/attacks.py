@@ -63,7 +63,6 @@ class AttackRecipe(Recipe):
         order: which texts are private.
         public: for each attacker files, "rest", or "private 10 %".
         public_rows: the most such texts of an attacker, the first ones. None: all.
-        attacks: see entries.py.
         variants: parameters of a scheme, and "observed": the share of the private texts that attackers see, by default
             1.
         curve: whether the key's budget is measured too.
@@ -141,7 +140,6 @@ class AttackRecipe(Recipe):
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> list[ResultRecord]:  # fmt: skip
-        """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
@@ -159,7 +157,6 @@ class AttackRecipe(Recipe):
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variant's parameters that are the scheme's."""
     return {name: value for name, value in parameters.items() if name != OBSERVED}
 
 

@@ -60,7 +60,6 @@ class BiLSTMRecipe(Recipe):
         model: a GloVe file under the data folder.
         seed: of the keys, the trainings and the texts that are attacked.
         data: a file or a named data set for each split.
-        training: of every variant.
         attacks: see entries.py; only those that need no text of the attacker's.
         variants: parameters of a scheme; none mean plain.
         evaluation: texts: the number of random training texts on which attacks are graded.
@@ -179,7 +178,6 @@ def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
 
 
 def view(rows: torch.Tensor) -> Model:
-    """Returns the table as a model for attacks."""
     return Model({TABLE_NAME: rows}, CONFIG)
 
 
@@ -219,8 +217,8 @@ def assembled(
 ) -> Scene:  # fmt: skip
     """Returns the scene. The attacker has the public table and the scheme (Kerckhoffs)."""
     size, sigma = len(table), key.sigma.astype(np.int64)
-    drawn = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
-    original = texts.chosen(np.sort(drawn))
+    attacked = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
+    original = texts.chosen(np.sort(attacked))
     sent = original.mapped(sigma)
 
     def simulate(seed: int) -> tuple[Model, Ids]:

@@ -164,9 +164,9 @@ class Comparison(Recipe):
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
         own = {place: own_model(one) for place, one in problems.items()}
         for (name, defence, seed), cell in cells.items():
-            if found := beside_own(cell, problems[name, seed], own[name, seed], seed):
-                results[name, defence, seed] += records(found[0])
-                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(found[1])
+            if pooled := beside_own(cell, problems[name, seed], own[name, seed], seed):
+                results[name, defence, seed] += records(pooled[0])
+                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(pooled[1])
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from milkglass import files
+from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
-from milkglass.client.data.training_rows import write_parquet
+from milkglass.client.data.training_rows import WrittenParquet, write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
@@ -47,7 +48,6 @@ class FineTuning(Recipe):
     Attributes:
         seed: of the keys and of the trainings.
         data: for each split a file, or a named data set (data_refs.py).
-        training: of all variants.
         variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
         evaluation: integers by the names in `needed`.
     """
@@ -61,12 +61,7 @@ class FineTuning(Recipe):
     digits = 4
     task: ClassVar[Task]
     needed: ClassVar[tuple[str, ...]] = ()
-    reported_fields: ClassVar[tuple[str, ...]] = (
-        "seed",
-        "training",
-        "variants",
-        "evaluation",
-    )  # fields that a result names
+    reported_fields: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # in a result
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +101,21 @@ class FineTuning(Recipe):
         return self.graded(run, base, variants, train(variants, run))
 
     def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
-        """Returns the variants to be trained, after writing what is missing."""
-        return prepare(self, base, run)
+        """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
+        digest, sums = base.digest(), data_refs.sums(run.data, self.data.values())
+        require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
+        paths = self.texts(base, run)
+        variants = []
+        for name, parameters in self.variants.items():
+            key = self.key(base, digest, parameters, run)
+            model = run.out / f"{name}-model" if self.scheme(parameters) else base.folder
+            if not model.exists():
+                run.progress(f"{name}: the model is scrambled")
+                scramble(base, key, model)
+            variant = Variant(name, model, key, run.out / name, not parameters)
+            write_job(self, base, paths[name], variant, run.threads)
+            variants.append(variant)
+        return variants
 
     @abc.abstractmethod
     def graded(
@@ -121,24 +129,6 @@ def _classes(data: Mapping[str, str]) -> dict[str, int]:
     train = data.get("train", "")
     result = data_refs.parse_ref(train) if isinstance(train, str) else None
     return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
-
-
-def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Variant]:
-    """Scrambles the models, and writes the encoded data and the jobs' specs, if they do not exist."""
-    digest, out = base.digest(), run.out
-    require_same_run(out, {**recipe.about(), "base": digest, "data": data_refs.sums(run.data, recipe.data.values())})
-    paths = recipe.texts(base, run)
-    variants = []
-    for name, parameters in recipe.variants.items():
-        key = recipe.key(base, digest, parameters, run)
-        model = out / f"{name}-model" if recipe.scheme(parameters) else base.folder
-        if not model.exists():
-            run.progress(f"{name}: the model is scrambled")
-            scramble(base, key, model)
-        variant = Variant(name, model, key, out / name, not parameters)
-        write_job(recipe, base, paths[name], variant, run.threads)
-        variants.append(variant)
-    return variants
 
 
 def write_job(
@@ -157,12 +147,20 @@ def write_job(
         path = variant.job / f"{split}.safetensors"
         if path.is_file():
             continue
-        with tempfile.TemporaryDirectory(dir=variant.job) as scratch:
-            rows = Path(scratch) / "rows.parquet"
-            codec = seeded_codec(variant.key, base.folder, split)
-            write_parquet(codec, texts[split], rows, numbers, recipe.training.max_length)
-            write_tensors(path, parquet_tensors(rows))
+        codec = seeded_codec(variant.key, base.folder, split)
+        write_rows(codec, texts[split], path, numbers, recipe.training.max_length)
     write_spec(variant.job, variant.model, recipe.training, threads)
+
+
+def write_rows(
+    codec: Codec, texts: Path, out: Path, numbers: Mapping[str, int] | None, max_length: int, skip_long: bool = False
+) -> WrittenParquet:
+    """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        rows = Path(scratch) / "rows.parquet"
+        written = write_parquet(codec, texts, rows, numbers, max_length, skip_long=skip_long)
+        write_tensors(out, parquet_tensors(rows))
+    return written
 
 
 def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:

@@ -169,9 +169,11 @@ class GenerationRecipe(GeneratorTuning):
                 texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
                 result += self.answer_figures(run, row_losses(model, rows), texts, answered.references, of)
             result += attack_figures(self.seed, base, variant, codec, answered)
-            if asked := self.by_rule:
+            if instructions := self.by_rule:
                 run.progress(f"{variant.name}: instructions")
-                result += followed(model, codec, asked.read(run.data), asked.new_tokens, of, run.predictions)
+                result += followed(
+                    model, codec, instructions.read(run.data), instructions.new_tokens, of, run.predictions
+                )
         return result
 
 
@@ -185,8 +187,8 @@ def followed(
         of: parts of the records.
         kept: see `by_rules`.
     """
-    asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
-    return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)], of, kept)
+    prompt_ids = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
+    return by_rules(prompts, [codec.decode(one) for one in greedy(model, prompt_ids, new_tokens)], of, kept)
 
 
 def by_rules(
@@ -204,12 +206,14 @@ def by_rules(
 
 
 @torch.inference_mode()
-def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Rows]:
+def row_losses(
+    model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], at_once: int = PROMPTS_A_BATCH
+) -> tuple[Rows, Rows]:
     """Returns (u,) the sum of the cross-entropies over the tokens that have a label, and (u,) their number."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
-    for start in range(0, len(rows), PROMPTS_A_BATCH):
-        batch = collate([rows[i] for i in range(start, min(start + PROMPTS_A_BATCH, len(rows)))])
+    for start in range(0, len(rows), at_once):
+        batch = collate([rows[i] for i in range(start, min(start + at_once, len(rows)))])
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
         every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
@@ -311,9 +315,9 @@ def attack_figures(
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:
-        found = candidates(transcript, knowledge, rng())
-        guesses["matching"] = ranked(found, transcript.size)
-        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
+        from_table = candidates(transcript, knowledge, rng())
+        guesses["matching"] = ranked(from_table, transcript.size)
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=from_table), Budget(), rng())
     result: list[ResultRecord] = []
     for attack, guess in guesses.items():
         values = graded(guess, codec, answered, rng())

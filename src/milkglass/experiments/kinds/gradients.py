@@ -170,9 +170,6 @@ class Attackers:
     """What is attacked in a recipe, and what attackers have.
 
     Attributes:
-        recipe: the recipe.
-        base: the public model.
-        expected: the recipe's texts.
         data: the folder of its data.
         kept: where shadows are kept.
         progress: receives lines for the user.

@@ -156,10 +156,10 @@ class SanitizedGeneration(GeneratorTuning):
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
-        asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
+        prompts = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
         result: list[ResultRecord] = []
         for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
-            counts = asked[name].unchanged.astype(np.float64), asked[name].private.astype(np.float64)
+            counts = prompts[name].unchanged.astype(np.float64), prompts[name].private.astype(np.float64)
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
             result += records(with_spread({"tokens unchanged": unchanged}), variant=name)
         for folder, questions in self._questions(base, variants):
@@ -170,8 +170,8 @@ class SanitizedGeneration(GeneratorTuning):
                 if not done.is_file() or "losses" not in json.loads(done.read_text("utf-8")):  # of older code
                     model = model or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     files.private_dir(done.parent)
-                    files.write_json(done, self._answered(run, model, codec, variant, asked[variant.name], when))
-                result += self._figures(run, json.loads(done.read_text("utf-8")), asked[variant.name], variant, when)
+                    files.write_json(done, self._answered(run, model, codec, variant, prompts[variant.name], when))
+                result += self._figures(run, json.loads(done.read_text("utf-8")), prompts[variant.name], variant, when)
         return result
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
@@ -196,10 +196,10 @@ class SanitizedGeneration(GeneratorTuning):
         return PromptSet([one.ids for one in sent], references, private, unchanged)
 
     def _answered(
-        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, asked: PromptSet, when: str
+        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
     ) -> dict[str, Any]:
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        texts = [codec.decode(one) for one in greedy(model, asked.prompts, self.evaluation["new_tokens"])]
+        texts = [codec.decode(one) for one in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         result: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
         if (file := self.by_rule) and (when == AFTER or (when == BEFORE and variant.plain)):
@@ -209,16 +209,16 @@ class SanitizedGeneration(GeneratorTuning):
         return result
 
     def _figures(
-        self, run: RunFolder, answered: Mapping[str, Any], asked: PromptSet, variant: Variant, when: str
+        self, run: RunFolder, answered: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
     ) -> list[ResultRecord]:
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
         about = data_refs.parse_ref(self.data["validation"])
         if labels := about[0].labels if about else ():
             result = loss_figures(losses, self.seed, of, run.predictions)
-            result += self._graded_classes(answered["texts"], asked.references, labels, of, run.predictions)
+            result += self._graded_classes(answered["texts"], prompts.references, labels, of, run.predictions)
         else:
-            result = self.answer_figures(run, losses, answered["texts"], asked.references, of)
+            result = self.answer_figures(run, losses, answered["texts"], prompts.references, of)
         if "followed" in answered and (file := self.by_rule):
             result += by_rules(file.read(run.data), answered["followed"], of, run.predictions)
         return result
@@ -249,5 +249,5 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
 def class_of(answer: str, labels: Sequence[str]) -> int:
     """Returns the number of the one label that an answer names as a word, in any case; NO_CLASS if not exactly one."""
     words = set(re.findall(r"\w+", answer.lower()))
-    found = [number for number, label in enumerate(labels) if label.lower() in words]
-    return found[0] if len(found) == 1 else NO_CLASS
+    numbers = [number for number, label in enumerate(labels) if label.lower() in words]
+    return numbers[0] if len(numbers) == 1 else NO_CLASS

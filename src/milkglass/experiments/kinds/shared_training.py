@@ -122,12 +122,6 @@ class TrainingSite:
     """A client that trains.
 
     Attributes:
-        base: the public model.
-        recipe: the recipe.
-        train, held_out: its rows.
-        classes: their number.
-        tokenizer: the model's.
-        out: the run folder.
         cache: for the shadows and the trained models.
         progress: receives lines for the user.
     """
@@ -156,7 +150,6 @@ class TrainingSite:
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
     def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
-        """Returns the rows as they are used in training."""
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
@@ -191,8 +184,8 @@ class TrainingSite:
 
     def graded(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS` the rows from which they follow."""
-        found = utility(step, self.held_out, self.pad, self.recipe.seed)
-        return {**found.figures, ROWS: found.rows}
+        measured = utility(step, self.held_out, self.pad, self.recipe.seed)
+        return {**measured.figures, ROWS: measured.rows}
 
     def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
         result = self.graded(self.trained(name, guard))

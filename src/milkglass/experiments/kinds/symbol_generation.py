@@ -92,8 +92,8 @@ class SymbolGeneration(GeneratorTuning):
         if scheme is None:
             return super().key(base, digest, parameters, run)
         secret = secret_of(self.seed)
-        found = mapped(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
-        return new_key(base, self.model, found, digest, secret)
+        with_map = mapped(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
+        return new_key(base, self.model, with_map, digest, secret)
 
     def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
         """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
@@ -132,11 +132,11 @@ class SymbolGeneration(GeneratorTuning):
         stops = end_ids(base.folder)
         clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(one for one in variants if one.name == PLAIN)
-        asked = self._held_out(run)[: self.evaluation["answers"]]
+        examples = self._held_out(run)[: self.evaluation["answers"]]
         result: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            result += self._alone(run, base, plain, model, asked, name)
+            result += self._alone(run, base, plain, model, examples, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
@@ -150,23 +150,25 @@ class SymbolGeneration(GeneratorTuning):
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    result += self._together(run, codec.unscrambling, pair, asked, of, known)
+                    result += self._together(run, codec.unscrambling, pair, examples, of, known)
         return result
 
     def _held_out(self, run: RunFolder) -> list[Example]:
         return list(read_examples(run.out / "data" / "validation.jsonl"))
 
     def _alone(
-        self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, asked: list[Example], name: str
+        self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, examples: list[Example], name: str
     ) -> list[ResultRecord]:
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        prompts = [codec.encode_chat(one.messages[:-1]) for one in asked]
+        prompts = [codec.encode_chat(one.messages[:-1]) for one in examples]
         texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
-        return self.answer_figures(run, generation.row_losses(model, rows), texts, references(asked), {"variant": name})
+        return self.answer_figures(
+            run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
+        )
 
     def _together(
-        self, run: RunFolder, codec: Codec, pair: Pair, asked: list[Example], of: Parts, known: Parts | None
+        self, run: RunFolder, codec: Codec, pair: Pair, examples: list[Example], of: Parts, known: Parts | None
     ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 
@@ -179,9 +181,9 @@ class SymbolGeneration(GeneratorTuning):
         losses, of_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
         if known is None:
             return loss_figures((losses, tokens), self.seed, of, run.predictions)
-        prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in asked]
+        prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in examples]
         texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
-        result = self.answer_figures(run, (losses, tokens), texts, references(asked), of)
+        result = self.answer_figures(run, (losses, tokens), texts, references(examples), of)
         return result + loss_figures((of_known, tokens), self.seed, known, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
@@ -200,6 +202,6 @@ def loaded(folder: Path, stops: frozenset[int]) -> Any:
     return model
 
 
-def references(asked: Sequence[Example]) -> list[str]:
+def references(examples: Sequence[Example]) -> list[str]:
     """Returns the data set's own answers."""
-    return [str(one.messages[-1]["content"]) for one in asked]
+    return [str(one.messages[-1]["content"]) for one in examples]

@@ -51,11 +51,11 @@ def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
     numbers = {old: new for new, old in enumerate(kept)}
     tensors = {}
     for tensor in base.tensors:
-        found = LAYER.search(tensor)
-        if found is None:
+        match = LAYER.search(tensor)
+        if match is None:
             tensors[tensor] = base.read(tensor)
-        elif int(found[2]) in numbers:
-            tensors[LAYER.sub(f"{found[1]}.{numbers[int(found[2])]}", tensor, count=1)] = base.read(tensor)
+        elif int(match[2]) in numbers:
+            tensors[LAYER.sub(f"{match[1]}.{numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
     config = {**base.config, name: len(kept)}
     if "layer_types" in config:
         config["layer_types"] = [config["layer_types"][old] for old in kept]

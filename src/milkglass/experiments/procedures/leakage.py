@@ -126,7 +126,6 @@ def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack
 
 
 def _reads(attack: Attack) -> bool:
-    """Returns whether the attack reads tables."""
     return Weights in attack.sees
 
 

@@ -189,8 +189,8 @@ def shadowed(
 
 def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
     """Returns how similar the shadows are to their texts (Table 1): mean ROUGE-1, 2, L and METEOR from 0 to 1."""
-    found = rouge([read(one) for one in after], [read(one) for one in before], np.random.default_rng(seed))
-    return with_spread({f"shadow {name}": one for name, one in found.items()}, scale=1)
+    likeness = rouge([read(one) for one in after], [read(one) for one in before], np.random.default_rng(seed))
+    return with_spread({f"shadow {name}": one for name, one in likeness.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,8 +89,8 @@ class Pair:
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
         places = answered[1:].nonzero().flatten()
         both, right = [one[places] for one in scores], tokens[1:][places][:, None]
-        found = [one(*both).gather(1, right).sum() for one in (self.writer.log_probs, self.writer.within)]
-        return -float(found[0]), -float(found[1]), len(places)
+        sums = [one(*both).gather(1, right).sum() for one in (self.writer.log_probs, self.writer.within)]
+        return -float(sums[0]), -float(sums[1]), len(places)
 
     @torch.inference_mode()
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:

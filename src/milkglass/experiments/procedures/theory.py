@@ -57,7 +57,6 @@ class TheoryFigures:
     undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the data of Figures 3 and 4."""
         lines = {name: asdict(one) for name, one in self.lines.items()}
         return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
@@ -122,7 +121,6 @@ def figures(
 
 
 def _why_constant(kind: str, local: Floats, drifted: float) -> str:
-    """Returns why an epsilon is constant."""
     larger = kind == "epsilon" and (local <= drifted).all()
     return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
 

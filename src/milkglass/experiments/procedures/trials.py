@@ -100,16 +100,9 @@ def trained(
         "training": training.model_dump(),
         "seed": seed,
     }
-    folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    files.private_dir(folder)
-    with _alone(folder):
-        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-        begun(folder)
-        client, server = _halves(base, problem, defence, seed, folder)
+    with cell_folder(cells, about) as folder:
+        client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
         tuned = server
-        if isinstance(client, TokenClient):  # asked about no more of a text than it was trained with
-            limit = min(client.codec.limit, training.max_length)
-            client = replace(client, codec=replace(client.codec, limit=limit))
         if isinstance(client, TokenClient):
             tuned = _tuned(client, server, problem, training, folder / "job", threads, progress, deadline)
         answered = _figures(client, tuned, problem, seed, folder)
@@ -117,21 +110,38 @@ def trained(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Locks a cell's folder, since several runs may share it. A dead process holds no lock."""
+def cell_folder(cells: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields a cell's folder, locked, since several runs may share it. A dead process holds no lock.
+
+    Args:
+        about: all that decides the cell. Its digest is the folder's name.
+    """
+    folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    files.private_dir(folder)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        begun(folder)
+        yield folder
 
 
-def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, folder: Path) -> tuple[Client, Server]:
-    """Splits the model once. The client half is written last, so that an existing one is complete."""
+def halves(
+    base: Checkpoint, corpus: LabelledTexts, defence: Defence, seed: int, folder: Path, max_length: int
+) -> tuple[Client, Server]:
+    """Splits the model once. The client half is written last, so that an existing one is complete.
+
+    Args:
+        max_length: of what is trained with: a client that sends ids is asked about no more of a text.
+    """
     if (folder / "client").is_dir():
-        return defence.load(base, folder / "client", folder / "server")
-    if (folder / "server").is_dir():  # of a run that was stopped here
-        shutil.rmtree(folder / "server")
-    client, server = defence.split(base, problem.train, secret_of(seed), folder / "server")
-    client.save(folder / "client")
+        client, server = defence.load(base, folder / "client", folder / "server")
+    else:
+        if (folder / "server").is_dir():  # of a run that was stopped here
+            shutil.rmtree(folder / "server")
+        client, server = defence.split(base, corpus, secret_of(seed), folder / "server")
+        client.save(folder / "client")
+    if isinstance(client, TokenClient):
+        client = replace(client, codec=replace(client.codec, limit=min(client.codec.limit, max_length)))
     return client, server
 
 
@@ -245,5 +255,5 @@ def beside_own(
     held_out = problem.held_out
     log_probabilities = own.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
     guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
-    found = graded(guess, held_out.labels, problem.metrics, 0, seed)
-    return {f"{name}{BESIDE}{mark}": found[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess
+    figures = graded(guess, held_out.labels, problem.metrics, 0, seed)
+    return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

@@ -22,7 +22,6 @@ class Curves:
     """One measure over epsilon.
 
     Attributes:
-        measure: its name.
         lines: the points of one line, in order of epsilon, by the state of the models ("before training" and alike).
         levels: the plain variant's figure, by the same states.
     """
@@ -33,12 +32,7 @@ class Curves:
 
 
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
-    """Returns the measures of a result that have a line of two points, in the figures' order.
-
-    Args:
-        records: of the result.
-        variants: their parameters.
-    """
+    """Returns the measures of a result that have a line of two points, in the figures' order."""
     epsilons = _epsilons(variants)
     stated = [one for one in records if one.when and not one.attack]
     result = []
@@ -52,22 +46,23 @@ def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[st
             one.when: one.value for one in stated if one.measure == measure and not variants.get(one.variant, True)
         }
         levels = {when: value for when, value in plain.items() if when in lines}
-        if drawn := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
-            result.append(Curves(measure, drawn, levels))
+        if plotted := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
+            result.append(Curves(measure, plotted, levels))
     return tuple(result)
 
 
 def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the epsilon of each variant; none if the variants differ in anything else."""
-    found = {name: one for name, one in variants.items() if "epsilon" in one}
-    others = [{key: value for key, value in one.items() if key != "epsilon"} for one in found.values()]
+    with_epsilon = {name: one for name, one in variants.items() if "epsilon" in one}
+    others = [{key: value for key, value in one.items() if key != "epsilon"} for one in with_epsilon.values()]
     return (
-        {name: float(one["epsilon"]) for name, one in found.items()} if all(one == others[0] for one in others) else {}
+        {name: float(one["epsilon"]) for name, one in with_epsilon.items()}
+        if all(one == others[0] for one in others)
+        else {}
     )
 
 
 def curves_svg(every: Sequence[Curves]) -> str:
-    """Returns all panels side by side, as SVG."""
     with styled():
         figure, axes = panels(len(every))
         for panel, one in zip(axes, every, strict=True):

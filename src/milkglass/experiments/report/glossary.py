@@ -21,7 +21,6 @@ def meanings(
     """Returns the parts of these figures' names that have a known meaning, with the meaning, in the figures' order.
 
     Args:
-        records: of the figures.
         attacks: the catalogue's name of each of the recipe's attacks.
         shares: whether the figures are shares of 1.
     """

@@ -61,14 +61,10 @@ class ResultTable:
 
     Attributes:
         quick: the changes of a quick run; "" for a full run.
-        about: the settings.
         glance: the defences by data set.
-        curves: figures over epsilon.
         beside: the lines with a published or asked figure.
         groups: the other lines, by measure.
         undefined: figures that are undefined, and why.
-        notes: footnotes.
-        meanings: of the names.
     """
 
     title: str

@@ -25,7 +25,6 @@ LEAST = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
 def drawn(theory: Mapping[str, Any]) -> str:
-    """Returns theory.json as SVG."""
     with styled():
         return svg(figure(theory), "Epsilon of each pair, and the deviations after training against it")
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from milkglass.rows.data_file import SUMMARISE
 from milkglass.rows.sets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, text_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
-SUMMARISE = "Summarize the following dialogue.\n\n"
 TRAIN = {"train": "train"}
 
 

@@ -20,8 +20,10 @@ from milkglass import files
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming
 from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
+from milkglass.models.tokenizer import load_tokenizer, longest
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
+from milkglass.rows.place import Place
 from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally, document
@@ -142,7 +144,8 @@ class GhostJob:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        return cls(source, shape, out, FileShape(kind, shape.texts, header, delimiter=shape.delimiter))
+        written = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, marked=shape.marked)
+        return cls(source, shape, out, written)
 
     @property
     def folder(self) -> Path:
@@ -186,8 +189,7 @@ def sanitize_dataset(
     report = document(ghost, done, seed is not None)
     parts.finish()
     with appearing(plan.out) as file:
-        if plan.written.header:
-            file.write(plan.written.write([plan.written.header]))
+        file.write(plan.written.head())
         for number in numbers:
             file.write(_finished(parts, number)[0])
         with appearing(report_path(plan.out)) as other:
@@ -262,6 +264,17 @@ def require_texts(plan: GhostJob) -> None:
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
+def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
+    """Returns the places of the texts that are longer than the model takes, and how many tokens it takes."""
+    tokenizer = load_tokenizer(folder)
+    limit, found = longest(folder, tokenizer), list[Place]()
+    for part in _parts(plan):
+        slots = _slots(plan, part)[1]
+        ids = tokenizer([one.text for one in slots], split_special_tokens=True)["input_ids"] if slots else []
+        found += [plan.shape.place(one.line) for one, own in zip(slots, ids, strict=True) if len(own) > limit]
+    return found, limit
+
+
 def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
@@ -272,7 +285,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
 
 def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     rows, slots, left = _slots(plan, part)
-    tally = GhostTally(rows=len(rows), left=sorted(left))
+    tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
     written = [one for one in slots if one.text.strip()]
     shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
     for one in slots:

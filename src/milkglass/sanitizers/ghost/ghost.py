@@ -50,6 +50,7 @@ class Ghost:
         network: None if hidden states are not needed.
         limit: the most tokens of a text.
         seed: whoever has it can see whether a text gives exactly this shadow.
+        cuts: whether a text of more tokens loses its end. Otherwise it is refused.
     """
 
     folder: Path = field(repr=False)
@@ -62,6 +63,7 @@ class Ghost:
     seed: int = field(repr=False)
     searching: Search = Search()
     selection: Selection = Selection()
+    cuts: bool = False
 
     paper: ClassVar[Paper] = papers.GHOST.but(
         "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
@@ -128,7 +130,8 @@ class Ghost:
         """Returns token ids, special ones included. What looks like a special token in a text is treated as text."""
         if not texts:
             return Sequences.of([])
-        ids = self.tokenizer(list(texts), truncation=False, split_special_tokens=True)["input_ids"]
+        cut = {"truncation": True, "max_length": self.limit} if self.cuts else {"truncation": False}
+        ids = self.tokenizer(list(texts), split_special_tokens=True, **cut)["input_ids"]
         sequences = Sequences.of(ids)
         least = self.tokenizer.num_special_tokens_to_add(pair=False)
         if (sequences.lengths <= least).any():

@@ -26,7 +26,7 @@ class GhostTally:
         unsettled: of these, those whose selection ended before no token changed.
         loss, sweeps: sums over the selected texts.
         likeness: by measure, the sum over texts of how alike text and shadow are.
-        left: fields of the rows that were not replaced.
+        unchanged_fields: fields of the rows that were not replaced.
     """
 
     rows: int = 0
@@ -42,14 +42,14 @@ class GhostTally:
     loss: float = 0.0
     sweeps: int = 0
     likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEASURES, 0.0))
-    left: list[str] = field(default_factory=list)
+    unchanged_fields: list[str] = field(default_factory=list)
 
     def add(self, other: GhostTally) -> None:
         for name, value in asdict(other).items():
             if name == "likeness":
                 self.likeness = {one: self.likeness[one] + value[one] for one in MEASURES}
-            elif name == "left":
-                self.left = sorted({*self.left, *value})
+            elif name == "unchanged_fields":
+                self.unchanged_fields = sorted({*self.unchanged_fields, *value})
             else:
                 setattr(self, name, getattr(self, name) + value)
 
@@ -105,7 +105,7 @@ def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
         "selection_loss": _mean(tally.loss, tally.selected) if tally.selected else None,
         "sweeps": _mean(tally.sweeps, tally.selected) if tally.selected else None,
         "not_settled": tally.unsettled,
-        "fields_left_as_they_are": tally.left,
+        "fields_left_as_they_are": tally.unchanged_fields,
     }
 
 

@@ -69,7 +69,6 @@ class SymbolMap:
 
     @cached_property
     def array(self) -> Ids:
-        """Returns (n,) the symbol of each token."""
         return np.frombuffer(_unpacked(self.tokens), "<i4").astype(np.int64)
 
     @cached_property

@@ -105,7 +105,6 @@ def mend_events(job: Path) -> None:
 
 
 def checkpoints(job: Path) -> list[Path]:
-    """Returns all checkpoints of a job, the newest last."""
     return sorted((folder for folder in (job / "checkpoints").glob("*") if _NAME.fullmatch(folder.name)), key=step_of)
 
 

@@ -40,8 +40,6 @@ class Recording:
         self._note(model, lambda recorder: recorder.add_weights(folder, tuned=model.job is not None))
 
     def trained(self, model: ModelRecord, train: Path) -> None:
-        """Records the training file of a job on this model."""
-
         def keep(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
             lengths, flat = rows.mapped("lengths"), rows.mapped("input_ids")
@@ -53,8 +51,6 @@ class Recording:
         self._note(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
 
     def answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
-        """Records each answer with its prompt."""
-
         def keep(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
             recorder.add_tokens(sent, "infer")

@@ -294,7 +294,6 @@ def check_weights(path: Path) -> None:
 
 
 def _file_id(upload_id: str) -> str:
-    """Returns the id of the file that an upload becomes."""
     return "file-" + upload_id.removeprefix("upload-")
 
 

@@ -42,7 +42,6 @@ class PromptEmbedsEngine:
     """The address and the credentials of a stock engine.
 
     Attributes:
-        token: the engine's `--api-key`.
         allow_http: whether the token may cross a network unencrypted.
         retry: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.

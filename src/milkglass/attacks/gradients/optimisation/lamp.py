@@ -220,5 +220,5 @@ def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
     """Returns at most `expected` different orders of `count` places but the identity, by all four moves in turn."""
     if count < 2:
         return []
-    drawn = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]
-    return list({one.tobytes(): one for one in drawn}.values())
+    orders = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]
+    return list({one.tobytes(): one for one in orders}.values())

@@ -27,7 +27,6 @@ class AdamSchedule:
     """How embeddings are moved.
 
     Attributes:
-        steps, rate: of Adam.
         decay, every: the rate is multiplied by `decay` every `every` steps.
         pull: the weight of LAMP's regulariser: the squared difference between the mean length of the embeddings and
             that of the table's.

@@ -122,7 +122,6 @@ class ReadBatch:
     joined: NDArray[np.bool_]
 
     def select(self, which: NDArray[np.bool_]) -> ReadBatch:
-        """Returns some of the places."""
         return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
 
 

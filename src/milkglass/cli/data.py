@@ -1,0 +1,111 @@
+"""`milkglass data`: a file of the user's own, or a public data set, as JSON Lines that all commands read."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, classes_found, say_skipped
+from milkglass.cli.ui.options import AsJson, changed, refuse_unused, with_options
+from milkglass.cli.ui.terminal import emit, note, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.rows.data_file import DataFile
+
+
+@with_options
+def data(
+    name: Annotated[str | None, typer.Argument(help=f"A data set's name, or a file of yours: {ROWS}.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="The folder that has the data set's own files.")] = None,
+    hub: Annotated[bool, typer.Option("--hub", help="Fetch it from the hub, by the library datasets.")] = False,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="train, validation or test, as the data set has them.  [default: train]"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
+    *,
+    columns: ColumnOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Write a file of yours, or a data set, as JSON Lines that every command reads without options of columns.
+
+    The first step with your own rows: it says which columns are read. No name: list the data sets. Nothing is sent
+    anywhere; --hub fetches.
+    """
+    if name is None:
+        given = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
+        refuse_unused("to list the data sets", {**given, **changed(columns)})
+        _list(as_json)
+        return
+    if out is None:
+        raise UsageError("--out is missing", "give --out FILE.jsonl, the file to write")
+    if out.exists():
+        raise UsageError(f"{out} is there already", "give another --out, or remove it first")
+    if out.suffix != ".jsonl":
+        raise UsageError(f"{out.name} would be JSON Lines under another name", "give --out a name that ends in .jsonl")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", "make it first")
+
+    from milkglass.rows.data_file import KINDS
+
+    if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
+        if source is not None or hub:
+            raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
+        refuse_unused("of a file of yours", {"--split": split})
+        _own(columns.file(Path(name)), out, rows, as_json)
+        return
+    from milkglass.rows.sets import catalogue as sets
+    from milkglass.rows.write import write
+
+    if columns.decides():
+        raise UsageError("columns are for files of your own", f"{name} has its own")
+    score = sets.describe(name).task == "regression"
+    if (source is None) != hub:
+        words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
+        raise UsageError(words, "give --from FOLDER, or --hub")
+    count = write(sets.load(name, source, split or "train", note), out, score, rows)
+    emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
+
+
+def _own(file: DataFile, out: Path, most: int | None, as_json: bool) -> None:
+    """Writes the user's own rows, and says which columns were read and which classes there are."""
+    from milkglass.rows.examples import read_examples, read_texts, summarise
+    from milkglass.rows.write import write
+
+    blank, empty, taken = list[int](), list[int](), file.taken()
+    # Pairs without labels, which a classifier is asked about, are no training data
+    read = read_texts if taken["label"] is None and taken["text_pair"] is not None else read_examples
+    count = write(read(file, blank=blank.append, empty=empty.append), out, most=most)
+    say_skipped(file.name, len(blank), len(empty))
+    columns_read = f"; {file.columns_read()}" if file.kind != ".txt" else ""
+    emit(as_json, {"out": str(out), "rows": count, "columns": taken}, f"{count:,} rows in {out}{columns_read}")
+    if as_json:
+        return
+    if read is read_examples:
+        found = summarise(out)
+        if found.labels:
+            note(classes_found(found))
+            note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))}")
+        elif found.kind == "chat":
+            note(f"it trains a model that answers: milkglass finetune MODEL_ID {shlex.quote(str(out))} --key KEY")
+
+
+def _list(as_json: bool) -> None:
+    from milkglass.rows.sets.catalogue import SETS
+
+    found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
+    result = [
+        {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
+         "metrics": list(one.metrics), "licence": one.licence, "published": found[one.name]}
+        for one in SETS.values()
+    ]  # fmt: skip
+    head = ("name", "task", "splits", "published", "licence", "about")
+    rows = [
+        (one.name, one.task, ", ".join(one.splits), found[one.name], one.licence, one.about) for one in SETS.values()
+    ]
+    emit(as_json, {"data_sets": result}, table([head, *rows]))

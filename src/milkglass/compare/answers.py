@@ -1,0 +1,257 @@
+"""The cell of a way on rows with answers: a decoder is split, tuned by the server's own worker, and asked.
+
+What crosses in training and in a prompt follows from the client half:
+
+    scrambled ids       whole conversations, in the ids of the key
+    masked text         every message of training rows; of a prompt all but what the model said before
+    tokens replaced     what the user says, as the recipes of sanitized generation do it; training answers cross as are
+
+Every way is asked about the same rows, and its loss is that of the rows' own answers. Written answers are greedy.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from milkglass import files
+from milkglass.client.codec.codec import Codec
+from milkglass.compare.chat_rows import ChatRows, question, references
+from milkglass.defences.masked_text import MaskingClient
+from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
+from milkglass.defences.token_halves import TokenClient, TokenServer
+from milkglass.errors import JobFailed, UnsupportedModel
+from milkglass.experiments.kinds.fine_tuning import write_rows
+from milkglass.experiments.kinds.generation import greedy, row_losses
+from milkglass.experiments.procedures import sanitized_chats
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
+from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
+from milkglass.experiments.runs import made, packed, run_job, unpacked, write_spec
+from milkglass.metrics import text
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
+from milkglass.models.tokenizer import longest
+from milkglass.progress import Log
+from milkglass.rows.examples import Example, examples_of
+from milkglass.rows.messages import Message
+from milkglass.sanitizers.text import TokenReader
+from milkglass.server.spec import IGNORED, Hyperparameters
+from milkglass.threat.defence import Defence
+
+AT_ONCE = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
+WRITTEN_AT_ONCE = 8
+ANSWERED = "answered.json"
+
+
+@dataclass(frozen=True)
+class ChatSender:
+    """What a client half sends of conversations.
+
+    Attributes:
+        codec: the client half's, which takes as many tokens as the model: what is asked is not cut.
+        sanitizer: of tokens of prompts. None: the client half replaces no tokens.
+    """
+
+    client: TokenClient
+    codec: Codec
+    sanitizer: ChatSanitizer | None
+
+    @classmethod
+    def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
+        codec = replace(client.codec, limit=longest(base.folder, client.codec.tokenizer))
+        if not isinstance(client, SanitizedTokensClient):
+            return cls(client, codec, None)
+        assert isinstance(defence, SanitizerDefence)
+        reader = TokenReader.of_model(base.folder, "the model")
+        counts = sanitized_chats.counted(reader, rows.chats, "")
+        return cls(client, codec, ChatSanitizer.of(defence.method, reader, counts, "", seed))
+
+    def training_rows(self, rows: Sequence[Example], folder: Path) -> Path:
+        """Writes training rows as they are sent, and returns their file."""
+        if isinstance(self.client, MaskingClient):
+            rows = [replace(one, messages=self._masked(one.messages)) for one in rows]
+        plain = sanitized_chats.write(rows, folder / "rows.jsonl")
+        return plain if self.sanitizer is None else self.sanitizer.write(plain, folder / "sanitized.jsonl")
+
+    def asked(self, rows: Sequence[Example], folder: Path) -> list[Example]:
+        """Returns rows with their questions as they are sent, and their own answers."""
+        if isinstance(self.client, MaskingClient):
+            return [replace(one, messages=(*self._prompt(one), one.messages[-1])) for one in rows]
+        if self.sanitizer is None:
+            return list(rows)
+        plain = sanitized_chats.write(rows, folder / "asked.jsonl")
+        return examples_of(self.sanitizer.write(plain, folder / "asked-sanitized.jsonl"))
+
+    def prompt(self, row: Example) -> NDArray[Any]:
+        """Returns the ids of a row's question, as they are sent."""
+        if self.sanitizer is not None:
+            return self.sanitizer.sent_prompt(self.codec.tokenizer, question(row), self.codec.limit).ids
+        return self.codec.encode_chat(self._prompt(row), tools=row.tools)
+
+    def _prompt(self, row: Example) -> tuple[Message, ...]:
+        if not isinstance(self.client, MaskingClient):
+            return question(row)
+        return tuple(one if one["role"] == "assistant" else self._masked([one])[0] for one in question(row))
+
+    def _masked(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        texts = self.client.before([str(one.get("content") or "") for one in messages])
+        return tuple({**one, "content": new} for one, new in zip(messages, texts, strict=True))
+
+
+def tuned_decoder(
+    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, tuned: bool, seed: int,
+    cells: Path, threads: int | None, log: Log, deadline: float,
+) -> tuple[TrainedHalves, ChatSender]:  # fmt: skip
+    """Returns a cell, trained and asked if it does not exist, and what its client half sends.
+
+    The cell's predictions are each row's loss, then each row's number of answer tokens.
+
+    Args:
+        tuned: whether the model is trained. Otherwise it is asked as it is.
+        deadline: of `time.monotonic`, at which a training ends, and so does asking.
+
+    Raises:
+        JobFailed: the training failed, or the deadline passed.
+    """
+    extent = rows.extent
+    about = {
+        "version": CELL_VERSION,
+        "base": digest,
+        "data": {"rows": rows.digest, "train": rows.lines(rows.chats), "asked": rows.lines(rows.asked)},
+        "asked": [extent.written, extent.new_tokens, training.dtype],
+        "defence": defence.document(),
+        "training": training.model_dump() if tuned else {"max_length": training.max_length},
+        "seed": seed,
+    }
+    with cell_folder(cells, about) as folder:
+        client, server = halves(base, rows.train, defence, seed, folder, training.max_length)
+        if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
+            raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
+        sender = ChatSender.of(base, client, defence, rows, seed)
+        result = _tuned(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
+        known = _answered(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+    asked = references(rows.asked[: extent.written])
+    alike = text.rouge(known["texts"], asked, np.random.default_rng(0))["rouge-l"]
+    figures = {
+        "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": known["seconds"]
+    }  # fmt: skip
+    nothing = np.empty((0, 0), np.float32)
+    cell = TrainedHalves(folder.name, client, server, result, figures, known["made"], known["predictions"], nothing)
+    return cell, sender
+
+
+def _tuned(
+    sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
+    threads: int | None, log: Log, deadline: float,
+) -> TokenServer:  # fmt: skip
+    job = folder / "job"
+    job.mkdir(exist_ok=True)
+    if not (job / "train.safetensors").is_file():
+        log("the rows are encoded")
+        most = None if training.max_steps is None else training.max_steps * training.batch_size
+        file = sender.training_rows(rows.chats[:most], folder)
+        write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
+    write_spec(job, server.folder, training, threads, ("train",))
+    run_job(job, log, deadline)
+    return TokenServer(job / "result")
+
+
+def _answered(
+    sender: ChatSender, server: TokenServer, rows: ChatRows, rounded: bool, folder: Path, log: Log, deadline: float
+) -> dict[str, Any]:
+    """Returns the losses and the written answers, from the cell's folder if they are there.
+
+    Args:
+        rounded: whether the arithmetic is bf16, as in training.
+    """
+    done = folder / ANSWERED
+    if done.is_file():
+        return dict(json.loads(done.read_text("utf-8")))
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    ).eval()  # fmt: skip
+    with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+        losses = _losses(model, sender, rows, folder, log, deadline)
+    model = model.to(torch.bfloat16) if rounded else model
+    asked = rows.asked[: rows.extent.written]
+    prompts = [sender.prompt(one) for one in asked]
+    texts, begun = list[str](), time.process_time()
+    for part in _parts(len(prompts), WRITTEN_AT_ONCE, "answers are written", log, deadline):
+        texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
+    seconds = (time.process_time() - begun) / max(1, len(prompts))
+    found = {"predictions": packed(losses.ravel()), "seconds": seconds, "texts": texts, "made": made(folder)}
+    files.write(done, json.dumps(found, ensure_ascii=False) + "\n")
+    return found
+
+
+def _losses(
+    model: Any, sender: ChatSender, rows: ChatRows, folder: Path, log: Log, deadline: float
+) -> NDArray[np.float64]:
+    """Returns (2, u) the sum of each row's losses, and the number of its answers' tokens."""
+    asked = sender.asked(rows.asked, folder)
+    done = sender.codec.encode_cut([one.messages for one in asked], None, [one.tools for one in asked])
+    examples: list[dict[str, Any]] = [
+        {"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)
+    ]
+    order = np.argsort([len(one) for one in done.ids], kind="stable").tolist()
+    result = np.zeros((2, len(asked)))
+    for part in _parts(len(order), AT_ONCE, "rows are asked about", log, deadline):
+        found = row_losses(model, [examples[i] for i in order[part]], AT_ONCE)
+        for place, loss, tokens in zip(order[part], *found, strict=True):
+            result[:, done.sources[place]] += loss, tokens
+    return result
+
+
+def _parts(count: int, size: int, what: str, log: Log, deadline: float) -> Iterator[slice]:
+    """Yields slices of so many. Raises JobFailed once the deadline passed."""
+    said = time.monotonic()
+    for start in range(0, count, size):
+        if time.monotonic() > deadline:
+            raise JobFailed("the time is over", "the same command with more time goes on")
+        if time.monotonic() - said > 8:
+            log(f"{start} of {count} {what}")
+            said = time.monotonic()
+        yield slice(start, start + size)
+
+
+def row_bytes(base: Checkpoint) -> int:
+    """Returns the bytes of a token's vector as it leaves an enclave."""
+    table = family_of(base.config).locate(base).table
+    ref = base.tensors[table]
+    return int(ref.bytes // ref.shape[0])
+
+
+def losses_of(answers: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns (u,) the sum of each row's losses, and (u,) its number of tokens, from a way's answers."""
+    losses, tokens = np.asarray(answers, np.float64).reshape(2, -1)
+    return losses, tokens
+
+
+def predictions(cell: TrainedHalves, rows: ChatRows, counted_by: Checkpoint | None = None) -> NDArray[Any]:
+    """Returns (2 u,) the loss of each row's answers, then the number of their tokens.
+
+    Args:
+        counted_by: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
+            None: the cell's own.
+    """
+    found = unpacked(cell.predictions)
+    if counted_by is None:
+        return found
+    done = public_codec(counted_by).encode_cut([one.messages for one in rows.asked])
+    tokens = np.bincount(done.sources, [np.count_nonzero(one[1:] != IGNORED) for one in done.labels], len(rows.asked))
+    return np.concatenate([found[: len(rows.asked)], tokens])
+
+
+def figures(cell: TrainedHalves) -> Mapping[str, float]:
+    """Returns the further measures of a cell's answers."""
+    return {name: value for name, value in cell.figures.items() if name.startswith("rouge-l")}

@@ -1,0 +1,220 @@
+"""A user's rows with answers: some are trained with, some are asked about, and attackers try to read what users say."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.training_request import steps_of
+from milkglass.compare.rows import MAX_ATTACKED, MIN_HELD_OUT, SHARE, ComparisonRows
+from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.errors import CodecError, naming
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import architecture_of
+from milkglass.nearest.products import quick_in_bf16
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Example, Summary, examples_of, unlabelled
+from milkglass.rows.messages import Message
+from milkglass.server.spec import Hyperparameters
+from milkglass.threat.defence import LabelledTexts
+
+TASK = "causal-lm"
+MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
+TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
+MOST_A_STEP = 8  # rows, as `finetune` has it
+LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1
+SIZES = 1000  # rows that are encoded at a time
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is trained and asked.
+
+    Attributes:
+        steps, trained: steps of a training and rows that it takes, the larger of the two, but no more than 3 epochs.
+        rows: that are asked about, at most.
+        attacked: texts that are attacked, at most.
+        written: how many of these get a written answer.
+        new_tokens: of a written answer, at most.
+    """
+
+    steps: int = 300
+    trained: int = 600
+    rows: int = 200
+    attacked: int = MAX_ATTACKED
+    written: int = 40
+    new_tokens: int = 96
+
+
+QUICK = Extent(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChatRows(ComparisonRows):
+    """Rows with answers. `train` and `held_out` hold what users say in them, without labels.
+
+    Attributes:
+        chats: the rows that are trained with.
+        asked: the rows that are asked about, none of which is cut.
+        extent: how much is trained and asked.
+        longest: tokens of the longest row that is trained with, once it is cut.
+        cut, left_out: how many rows are cut, and how many are left out since no answer of theirs is within the limit.
+    """
+
+    chats: tuple[Example, ...] = field(repr=False)
+    asked: tuple[Example, ...] = field(repr=False)
+    extent: Extent
+    longest: int
+    cut: int
+    left_out: int
+
+    @classmethod
+    def of(
+        cls, base: Checkpoint, data: DataFile, validation: DataFile | None, seed: int, extent: Extent, max_length: int,
+        summary: Summary,
+    ) -> ChatRows:  # fmt: skip
+        """Reads the rows.
+
+        Args:
+            base: the model, whose template and tokenizer decide which rows are too long.
+            validation: the rows that are asked about. None: a random fifth of the data.
+            seed: of that fifth.
+            summary: of the data.
+
+        Raises:
+            CodecError: the model is an encoder, the rows are texts alone, or there are too few rows.
+        """
+        if summary.kind != "chat":
+            raise unlabelled(data, summary)
+        if architecture_of(base).kind == "encoder":
+            error = unlabelled(data, summary)
+            raise CodecError(
+                f"{error.message}, and the model is an encoder, which classifies",
+                "give a model that writes answers, such as demo:smollm2, or rows with a text and a label",
+            )
+        codec = public_codec(base)
+        rows = _Sized.read(codec, data, max_length)
+        files = [data] if validation is None else [data, validation]
+        apart = None if validation is None else _Sized.read(codec, validation, max_length)
+        order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
+        answered = [place for place in order if place not in rows.unanswered]
+        whole = [place for place in answered if place not in rows.long]
+        count = min(extent.rows, max(MIN_HELD_OUT, round(SHARE * len(answered))))
+        if apart is None and len(whole) < 2 * MIN_HELD_OUT:
+            fault = f"{data.name} has {len(whole)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
+            raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
+        if apart is None:
+            held = set(whole[:count])
+            asked = [rows.examples[i] for i in whole[:count]]
+        else:
+            held = set()
+            asked = apart.whole(seed)[: extent.rows]
+            if not asked:
+                fault = f"{files[1].name} has no row within {max_length} tokens"
+                raise CodecError(fault, "give a larger --max-length")
+        taken = [place for place in answered if place not in held]
+        chats = [rows.examples[place] for place in taken]
+        digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
+        train, held_out = (LabelledTexts([said(one) for one in part], [0] * len(part)) for part in (chats, asked))
+        lengths = [min(max_length, rows.lengths[place]) for place in taken]
+        return cls(
+            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats), asked=tuple(asked),
+            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*taken}), left_out=len(rows.unanswered),
+        )  # fmt: skip
+
+    @property
+    def private(self) -> list[str]:
+        """Returns what is attacked: what users say in a half of the rows that are trained with."""
+        return super().private[: self.extent.attacked]
+
+    def training(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of every training: those that were given, and others that fit a small machine.
+
+        Args:
+            given: None: not given.
+        """
+        requested = {name: value for name, value in given.items() if value is not None}
+        dtype = "bfloat16" if quick_in_bf16() else "float32"
+        batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
+        ours: dict[str, Any] = {
+            "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
+            "dtype": dtype, "group_by_length": False,
+        }  # fmt: skip
+        if "n_epochs" not in requested:
+            size = requested.get("batch_size", batch)
+            steps = max(self.extent.steps, math.ceil(self.extent.trained / size))
+            ours["max_steps"] = min(steps, math.ceil(3 * len(self.chats) / size))
+        return {**ours, **requested}
+
+    @staticmethod
+    def lines(rows: Sequence[Example]) -> str:
+        """Returns a digest of which rows these are."""
+        return hashlib.sha256(",".join(str(one.line) for one in rows).encode()).hexdigest()[:16]
+
+    def about(self, training: Hyperparameters) -> tuple[str, ...]:
+        """Returns what to know of the rows, and of how they are trained with and asked about."""
+        max_length, steps = training.max_length, steps_of(len(self.chats), training)
+        words = [
+            f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
+            f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",
+        ]
+        if self.cut:
+            words.append(f"{self.cut:,} of {len(self.chats):,} rows are cut to {max_length} tokens")
+        if self.left_out:
+            words.append(f"{self.left_out:,} rows are left out: no answer of theirs begins within {max_length} tokens")
+        return tuple(words)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sized:
+    """Rows with their lengths in tokens.
+
+    Attributes:
+        long: the numbers of those that are cut.
+        unanswered: the numbers of those that lose all answers.
+    """
+
+    examples: list[Example]
+    lengths: list[int]
+    long: frozenset[int]
+    unanswered: frozenset[int]
+
+    @classmethod
+    def read(cls, codec: Codec, file: DataFile, max_length: int) -> _Sized:
+        examples = examples_of(file)
+        lengths, long, unanswered = [0] * len(examples), set[int](), set[int]()
+        for start in range(0, len(examples), SIZES):
+            part = examples[start : start + SIZES]
+            with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
+                done = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
+            for source, ids in zip(done.sources, done.ids, strict=True):
+                lengths[start + source] = max(lengths[start + source], len(ids))
+            long |= {start + place for place in done.long}
+            unanswered |= {start + place for place in done.unanswered}
+        return cls(examples, lengths, frozenset(long), frozenset(unanswered))
+
+    def whole(self, seed: int) -> list[Example]:
+        """Returns the rows that are not cut, in the seed's order."""
+        order = np.random.default_rng(seed).permutation(len(self.examples)).tolist()
+        return [self.examples[i] for i in order if i not in self.long and i not in self.unanswered]
+
+
+def said(example: Example) -> str:
+    """Returns what the user says in a conversation."""
+    return "\n".join(str(one["content"]) for one in example.messages if one["role"] == "user")
+
+
+def references(asked: Sequence[Example]) -> list[str]:
+    """Returns the rows' own last answers."""
+    return [str(one.messages[-1]["content"]) for one in asked]
+
+
+def question(example: Example) -> tuple[Message, ...]:
+    """Returns a conversation without its last answer."""
+    return example.messages[:-1]

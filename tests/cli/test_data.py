@@ -1,0 +1,177 @@
+"""`milkglass data` as the first step: what it writes is read by every other command without options of columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.text_input import to_classify
+from milkglass.compare.rows import ComparisonRows
+from milkglass.rows.blocks import require_rows, shape_of
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Summary, summarise
+from tests.cli.kit import SECRET, Owner, call, refused
+
+TEXTS = [f"the nurse called about the results on monday, {n}" for n in range(100)]
+TOPICS = ["billing", "urgent"]
+
+
+def excel(path: Path) -> None:
+    """As Excel writes it: a mark, semicolons, a header with a blank in a name."""
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file, delimiter=";")
+        writer.writerow(["Ticket No", "Question", "Topic"])
+        writer.writerows([n, text, TOPICS[n % 2]] for n, text in enumerate(TEXTS, 4711))
+
+
+def pairs(path: Path) -> None:
+    lines = [f"{n}\thow much?\t{text}\t{TOPICS[n % 2]}" for n, text in enumerate(TEXTS)]
+    path.write_text("\n".join(["No\tAsked\tFound\tSame", *lines]) + "\n", "utf-8")
+
+
+def listed(path: Path) -> None:
+    rows = [{"Nr": n, "Question": text, "Topic": TOPICS[n % 2]} for n, text in enumerate(TEXTS)]
+    path.write_text(json.dumps(rows, indent=1), "utf-8")
+
+
+def instructions(path: Path) -> None:
+    rows = [{"instruction": "which desk?", "input": text, "output": TOPICS[n % 2]} for n, text in enumerate(TEXTS)]
+    path.write_text(json.dumps(rows), "utf-8")
+
+
+def chats(path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "the desk"}]}
+        for text in TEXTS
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def summaries(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["id", "dialogue", "summary"], *([n, one, "a call"] for n, one in enumerate(TEXTS))]
+        )
+
+
+Write = Callable[[Path], None]
+OF_TEXTS = ("--text-column", "Question", "--label-column", "Topic")
+LABELLED: list[tuple[str, Write, Sequence[str], bool]] = [
+    ("mine.csv", excel, OF_TEXTS, False),
+    ("mine.json", listed, OF_TEXTS, False),
+    ("mine.tsv", pairs, ("--text-column", "Asked", "--pair-column", "Found", "--label-column", "Same"), True),
+]
+CHATS: list[tuple[str, Write]] = [("a.json", instructions), ("a.jsonl", chats), ("a.csv", summaries)]
+
+
+def clean(tmp_path: Path, name: str, write: Write, options: Sequence[str]) -> Path:
+    source, out = tmp_path / name, tmp_path / "rows.jsonl"
+    write(source)
+    done = call("data", source, *options, "--out", out)
+    assert done.exit_code == 0, done.stderr
+    return out
+
+
+@pytest.mark.parametrize(("name", "write", "options", "paired"), LABELLED)
+def test_rows_with_labels_are_read_by_all(
+    name: str, write: Write, options: Sequence[str], paired: bool, tmp_path: Path, encoder: Owner
+) -> None:
+    rows = clean(tmp_path, name, write, options)
+    none = ColumnOptions()
+    of_training: Summary = none.training(rows)[1]
+    assert (of_training.rows, of_training.pairs, of_training.counts) == (100, paired, (50, 50))
+    own = ComparisonRows.read(DataFile(rows), None, seed=0)
+    assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
+    assert summarise(none.texts(rows)).rows == 100
+    asked = to_classify(None, rows, none)
+    assert len(asked) == 100 and (asked[7].pair is not None) is paired
+    assert (asked[7].pair if paired else asked[7].text) == TEXTS[7]
+    shape = shape_of(rows)
+    require_rows(rows, shape)
+    assert {"text"} | ({"text_pair"} if paired else set()) <= shape.texts
+    for more in (("--out", tmp_path / "rows.parquet"), ("--out", tmp_path / "ids.jsonl")):
+        encoded = call("encode", "--in", rows, "--key", encoder.path, *more)
+        assert encoded.exit_code == 0, encoded.stderr
+
+
+@pytest.mark.parametrize(("name", "write"), CHATS)
+def test_conversations_are_read_by_all_that_take_them(name: str, write: Write, tmp_path: Path, decoder: Owner) -> None:
+    rows = clean(tmp_path, name, write, ())
+    none = ColumnOptions()
+    assert none.training(rows)[1].task == "causal-lm"
+    assert summarise(none.texts(rows)).rows == 100
+    require_rows(rows, shape_of(rows))
+    done = call("encode", "--in", rows, "--key", decoder.path, "--out", tmp_path / "rows.parquet")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_a_summary_answers_what_asks_for_one(tmp_path: Path) -> None:
+    rows = clean(tmp_path, "a.csv", summaries, ())
+    first = json.loads(rows.read_text("utf-8").splitlines()[0])["messages"]
+    assert first == [
+        {"role": "user", "content": f"Summarize the following dialogue.\n\n{TEXTS[0]}"},
+        {"role": "assistant", "content": "a call"},
+    ]
+
+
+def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
+    source, out = tmp_path / "mine.csv", tmp_path / "rows.jsonl"
+    excel(source)
+    done = call("data", source, *OF_TEXTS, "--out", out)
+    assert done.stdout == f"100 rows in {out}; text from Question, label from Topic; not read: Ticket No\n"
+    assert done.stderr.splitlines() == [
+        "2 classes: billing 50, urgent 50", f"next: milkglass compare demo:minilm {out}"
+    ]  # fmt: skip
+
+
+def test_pairs_without_labels_can_be_asked_about(tmp_path: Path) -> None:
+    source, out = tmp_path / "new.tsv", tmp_path / "new.jsonl"
+    source.write_text("premise\thypothesis\nit rains\tit is wet\n", "utf-8")
+    done = call("data", source, "--out", out)
+    assert done.stdout.endswith("; text from premise, text_pair from hypothesis; no labels (--label-column)\n")
+    (row,) = to_classify(None, out, ColumnOptions())
+    assert (row.text, row.pair) == ("it rains", "it is wet")
+
+
+@pytest.mark.parametrize(
+    ("header", "taken"),
+    [
+        ("index\tquestion\tsentence\tlabel", ("question", "sentence")),  # GLUE's QNLI
+        ("idx\tsentence1\tsentence2\tlabel", ("sentence1", "sentence2")),
+        ("id\tpremise\thypothesis\tlabel", ("premise", "hypothesis")),
+        ("id\tquestion1\tquestion2\tlabel", ("question1", "question2")),
+        ("id\tsentence\tlabel\tnote", ("sentence", None)),
+    ],
+)
+def test_columns_of_pairs_are_known_by_their_names(header: str, taken: tuple[str, str | None], tmp_path: Path) -> None:
+    path = tmp_path / "mine.tsv"
+    path.write_text(f"{header}\n1\ta\tb\tc\n", "utf-8")
+    found = DataFile(path).taken()
+    assert (found["text"], found["text_pair"]) == taken
+
+
+def test_a_column_that_is_named_is_the_only_text(tmp_path: Path) -> None:
+    path = tmp_path / "qnli.tsv"
+    path.write_text("index\tquestion\tsentence\tlabel\n1\ta\tb\tc\n", "utf-8")
+    assert DataFile(path, text="sentence").taken() == {"text": "sentence", "label": "label", "text_pair": None}
+    assert DataFile(path, text="sentence").columns_read().endswith("; not read: index, question")
+    assert DataFile(path, label="question").taken()["text"] == "sentence"
+
+
+def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) -> None:
+    """A first line may be private text, and is shown only if it is a header; an error may come into a log."""
+    path = tmp_path / "mine.csv"
+    excel(path)
+    refused(call("data", path, "--out", tmp_path / "a.jsonl"), 5, "the columns there are: Ticket No, Question, Topic;")
+    refused(call("sanitize", path, tmp_path / "b.csv"), 5, "the columns there are: Ticket No, Question, Topic")
+    texts: list[Any] = [[f"my {SECRET} hurts", "4711", "question"], *(["my arm", str(n), "urgent"] for n in range(30))]
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=";").writerows(texts)
+    said = call("data", path, "--out", tmp_path / "a.jsonl")
+    assert said.exit_code == 5 and SECRET not in said.stderr
