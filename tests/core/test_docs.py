@@ -97,9 +97,10 @@ def options_of(words: list[str]) -> set[str] | None:
     for word in words:
         if not (below := getattr(command, "commands", None)):
             break
-        if word.startswith("-"):
-            return None
-        if (command := below.get(word)) is None:
+        if word not in below and (default := getattr(command, "default", None)):
+            command = below[default]
+            break
+        if word.startswith("-") or (command := below.get(word)) is None:
             return None
     return {"--help"}.union(*(one.opts for one in command.params))
 

@@ -32,9 +32,11 @@ Authority = Annotated[
 class CheckByDefault(TyperGroup):
     """Takes `milkglass attest URL` as `milkglass attest check URL`."""
 
+    default = "check"
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["check", *args]
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
