@@ -23,7 +23,8 @@ def answers(topics: np.ndarray, told: bool, seed: int, slots: bool = False) -> t
     for topic in topics:
         tokens = rng.poisson(3 + (2 * topic if told else 1), rng.integers(30, 50)) + 1
         lengths.append(tokens)
-        sizes.append(np.full(60, 4_096) if slots else tokens + OVERHEAD)
+        streamed = np.concatenate([[311], tokens + OVERHEAD, [190, 22]])  # the head, and what ends an answer
+        sizes.append(np.full(60, 4_096) if slots else streamed)
         times.append(np.arange(1, len(sizes[-1]) + 1) * 40)
     return Records(Sequences.of(sizes), Sequences.of(times)), Sequences.of(lengths)
 

@@ -92,7 +92,7 @@ def _own(file: DataFile, out: Path, most: int | None, as_json: bool) -> None:
             note(classes_found(found))
             note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))}")
         elif found.kind == "chat":
-            note(f"it trains a model that answers: milkglass finetune MODEL_ID {shlex.quote(str(out))} --key KEY")
+            note(f"next: milkglass compare demo:smollm2 {shlex.quote(str(out))}")
 
 
 def _list(as_json: bool) -> None:

@@ -7,7 +7,7 @@ A server that streams sends a record for each event, whose size is that of the t
 attacker has recordings of its own requests on the same topics. Features of an answer are the number and the sum of its
 records, their quantiles, a histogram of sizes over those that occur in the recordings, and the first records and pauses
 in their order. A forest of trees is fitted to the recordings. A token's length is its record's size less the commonest
-difference between sizes and lengths in the recordings.
+difference between sizes and lengths in the recordings, whose tokens are known.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
 FIRST, BINS, TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
+MOST_BEFORE = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)
 
 
@@ -67,10 +68,20 @@ def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.
 
 
 def token_lengths(seen: Records, known: Recordings) -> Sequences:
-    """Returns of each answer the bytes of each token, if each record holds one token."""
+    """Returns of each answer the bytes of each token, if each record holds one token.
+
+    The recordings tell how many records stand before the first token and after the last, and the difference between
+    sizes and lengths: those that fit most tokens.
+    """
     assert known.lengths is not None
-    pairs = list(zip(known.records.sizes, known.lengths, strict=True))
-    same = [one - other for one, other in pairs if len(one) == len(other)]
-    gaps = np.concatenate(same or [one[: len(other)] - other[: len(one)] for one, other in pairs])
-    values, counts = np.unique(gaps, return_counts=True)
-    return Sequences.of(np.maximum(sizes - values[counts.argmax()], 0) for sizes in seen.sizes)
+    pairs = [(one, other) for one, other in zip(known.records.sizes, known.lengths, strict=True) if len(other)]
+    best = (0, 0, 0)
+    for before in range(MOST_BEFORE + 1):
+        parts = [one[before : before + len(other)] - other[: max(0, len(one) - before)] for one, other in pairs]
+        values, counts = np.unique(np.concatenate(parts), return_counts=True)
+        if len(values) and counts.max() > best[0]:
+            best = (int(counts.max()), before, int(values[counts.argmax()]))
+    _, before, gap = best
+    extra = [len(one) - before - len(other) for one, other in pairs]
+    after = max(0, int(np.median(extra))) if extra else 0
+    return Sequences.of(np.maximum(sizes[before : len(sizes) - after] - gap, 0) for sizes in seen.sizes)
