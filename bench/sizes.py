@@ -15,6 +15,8 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ from milkglass.attacks.records.sizes import Sizes
 from milkglass.attest import passthrough
 from milkglass.attest.front import Front
 from milkglass.attest.passthrough import QUIET
-from milkglass.attest.relay import RecordRelay
 from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import now
 from milkglass.metrics.interval import Interval
 from milkglass.models.resolve import resolve
@@ -229,6 +231,63 @@ class Streaming(httpx2.ASGITransport):
         return httpx2.Response(start["status"], headers=start["headers"], stream=Stream())
 
 
+# --- what anybody on the way sees ------------------------------------------------------------------------------------
+HEAD, APPLICATION_DATA = 5, 23
+
+
+@dataclass
+class RecordRelay:
+    """The relay.
+
+    Attributes:
+        answers: of each answer the size of each record, and the seconds from the request to it. An answer is what the
+            server sends after the client sent something.
+    """
+
+    host: str
+    port: int
+    answers: list[list[tuple[int, float]]] = field(default_factory=list)
+    _asked: float = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Yields the port at which the relay listens."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            back, forth = await asyncio.open_connection(self.host, self.port)
+            await asyncio.gather(self._sent(reader, forth), self._received(back, writer))
+
+    async def _sent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while part := await reader.read(1 << 16):
+                self._asked = time.monotonic()
+                if not self.answers or self.answers[-1]:
+                    self.answers.append([])
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+    async def _received(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting = bytearray()
+        with suppress(OSError):
+            while part := await reader.read(1 << 16):
+                now = time.monotonic() - self._asked
+                waiting += part
+                while len(waiting) >= HEAD and len(waiting) >= HEAD + (size := int.from_bytes(waiting[3:5], "big")):
+                    if waiting[0] == APPLICATION_DATA and self.answers:
+                        self.answers[-1].append((size, now))
+                    del waiting[: HEAD + size]
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+
 def certificate_of(folder: Path) -> tuple[Path, Path]:
     import subprocess
 
@@ -265,11 +324,6 @@ def attacked(records: Records, topics: np.ndarray, lengths: Sequences, shuffled:
     return score(guess, truth, rng).measures
 
 
-def shown(one: Interval) -> list[float]:
-    """A share in percent, and its interval."""
-    return [round(100 * part, 1) for part in (one.value, one.low, one.high)]
-
-
 def main(folder: Path) -> None:
     answers = generated(folder)
     topics = np.array([one["topic"] for one in answers])
@@ -277,20 +331,21 @@ def main(folder: Path) -> None:
         np.array([len(json.dumps(token, ensure_ascii=False).encode()) - 2 for token in one["tokens"]], np.int64)
         for one in answers
     )
-    result: dict[str, Any] = {"made": now(), "answers": len(answers), "topics": len(TOPICS), "ways": {}}
+    made, figures = now(), list[ResultRecord]()
     for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
         records, took = asyncio.run(recorded(answers, folder, quiet))
-        measured = {
-            "attack": attacked(records, topics, lengths, False),
-            "control": attacked(records, topics, lengths, True),
-        }
-        result["ways"][name] = {
-            "seconds an answer": round(took / len(answers), 3),
-            "bytes an answer": round(float(records.sizes.ids.sum()) / len(answers)),
-            **{kind: {name: shown(one) for name, one in found.items()} for kind, found in measured.items()},
-        }  # fmt: skip
-        print(name, json.dumps(result["ways"][name]), flush=True)
-    files.write(OUT, json.dumps(result, indent=1) + "\n")
+        for note, shuffled in (("", False), ("control", True)):
+            for measure, one in attacked(records, topics, lengths, shuffled).items():
+                half = 50 * (one.high - one.low)
+                parts = {"attack": "sizes", "variant": name, "note": note}
+                figures.append(ResultRecord(measure=measure, value=100 * one.value, half_width=half, **parts))
+        size = float(records.sizes.ids.sum()) / len(answers)
+        figures.append(ResultRecord(measure="seconds an answer", value=took / len(answers), variant=name))
+        figures.append(ResultRecord(measure="kB an answer", value=size / 1000, variant=name))
+        print(name, {one.name: round(one.value, 2) for one in figures if one.variant == name}, flush=True)
+    counts = {"answers": len(answers), "topics": len(TOPICS)}
+    document = {"made": made, **counts, "figures": [one.rounded(3).to_json() for one in figures]}
+    files.write(OUT, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_a_full_disk_is_told_in_words(encoder: Owner, monkeypatch: pytest.Monkey
 # --- models -----------------------------------------------------------------------------------------------------------
 def test_models_lists_what_there_is() -> None:
     found = document(call("models", "--json"))
-    assert {one["ref"] for one in found["embedded"]} == {"demo:minilm", "demo:smollm2"}
+    assert {one["ref"] for one in found["embedded"]} == {"demo:minilm", "demo:mpnet", "demo:smollm2"}
     assert "llama" in {name for family in found["families"] for name in family["model_types"]}
     assert "demo:smollm2" in call("models").stdout
 

@@ -71,6 +71,7 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
 
 SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
 OF_BENCHES = {  # what is measured of the product, not of a training
+    "alone": "bench/alone.py",
     "cmif_figure4": "bench/split_decoder.py",
     "covariant": "bench/covariant.py",
     "covariant_utility": "bench/covariant.py",
@@ -78,6 +79,7 @@ OF_BENCHES = {  # what is measured of the product, not of a training
     "pruned_spans": "bench/pruned_spans.py",
     "span_membership": "bench/span_membership.py",
     "span_membership_minilm": "bench/span_membership.py",
+    "sizes": "bench/sizes.py",
     "theorem1": "bench/theorem1.py",
 }
 OF_GHOST = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in SHARED]
