@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from cryptography import x509
@@ -28,8 +29,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from milkglass.attest import evidence
 from milkglass.attest.claims import Verdict
-from milkglass.attest.evidence import MAX_DOCUMENT, NONCE, HardwareEvidence
+from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
+from milkglass.attest.providers import PROVIDERS
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
@@ -196,7 +198,7 @@ class AttestedChannel:
     async def _evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Returns the key that answered to a nonce, and what it answered."""
         try:
-            seen, document = await evidence_from(self.policy.server, nonce, self._authority)
+            seen, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
         except (httpx2.TransportError, ssl.SSLError) as error:
             raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
         return seen, document
@@ -205,7 +207,9 @@ class AttestedChannel:
         await self._client.aclose()
 
 
-async def evidence_from(server: str, nonce: bytes, authority: Path | None) -> tuple[bytes, bytes]:
+async def evidence_from(
+    server: str, nonce: bytes, authority: Path | None, form: str = "milkglass"
+) -> tuple[bytes, bytes]:
     """Asks a server for evidence on a connection of its own.
 
     Returns:
@@ -223,7 +227,7 @@ async def evidence_from(server: str, nonce: bytes, authority: Path | None) -> tu
     context = admitting(noted, authority)
     async with (
         httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
-        client.stream("GET", f"{server}{PATH}", params={"nonce": nonce.hex()}) as answer,
+        client.stream("GET", server + PROVIDERS[form].path.format(nonce=nonce.hex())) as answer,
     ):
         if answer.status_code != 200:
             raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
@@ -239,7 +243,7 @@ def verifier(
     policy: Policy, pinned: Mapping[str, str], collateral: Mapping[str, bytes] | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Verify:  # fmt: skip
-    """Returns what judges documents of our own server by a policy.
+    """Returns what judges documents of a server by a policy.
 
     Args:
         pinned: the lock file's machines.
@@ -247,8 +251,9 @@ def verifier(
     """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        found = with_collateral(HardwareEvidence.parse(document), collateral or {})
-        machine, gpus, bound = evidence.verify(found, now(), spki, nonce)
+        when, host = now(), urlsplit(policy.server).hostname or ""
+        found = with_collateral(PROVIDERS[policy.evidence].read(document, spki, nonce, host, when), collateral or {})
+        machine, gpus, bound = evidence.verify(found, when, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 
     return verify

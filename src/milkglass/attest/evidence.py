@@ -27,7 +27,7 @@ from milkglass.attest import intel, nvidia, sev_snp
 from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
-Form = Literal["milkglass", "tinfoil", "none"]
+Form = Literal["milkglass", "tinfoil", "aci", "none"]
 MAX_DOCUMENT, MAX_LISTED, NONCE = 10 << 20, 64, 32
 SOFTWARE = b"milkglass software evidence 1"
 
@@ -47,6 +47,7 @@ class HardwareEvidence:
         references: manifests of reference values.
         gpu_revocation: NVIDIA's lists and answers on revoked keys.
         sealing: the key to which files are sealed (sealing.py); empty if the server takes none.
+        statement: of ACI, what the report data are the digest of.
         recorded: when it was recorded.
     """
 
@@ -60,6 +61,7 @@ class HardwareEvidence:
     references: tuple[bytes, ...] = ()
     gpu_revocation: tuple[bytes, ...] = ()
     sealing: bytes = b""
+    statement: bytes = b""
     recorded: str = ""
 
     @classmethod
@@ -82,7 +84,7 @@ class HardwareEvidence:
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
                 tuple(nvidia.decoded(one) for one in listed["gpus"]),
                 tuple(map(_bytes, listed["references"])), tuple(map(_bytes, listed["gpu_revocation"])),
-                _bytes(raw.get("sealing", "")),
+                _bytes(raw.get("sealing", "")), _bytes(raw.get("statement", "")),
                 str(raw.get("recorded", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -96,7 +98,7 @@ class HardwareEvidence:
             "collateral": {name: _text(one) for name, one in self.collateral.items()},
             "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
             "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
-            "sealing": _text(self.sealing), "recorded": self.recorded,
+            "sealing": _text(self.sealing), "statement": _text(self.statement), "recorded": self.recorded,
         }, indent=1).encode()  # fmt: skip
 
 
@@ -185,6 +187,14 @@ def _binding(
         if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):
             raise AttestationError("binding", f"the hardware did not sign {where}")
         return [proven("binding", f"{where} belongs to the measured software"), stale]
+    if evidence.form == "aci":
+        expected = hashlib.sha256(evidence.statement).digest() + bytes(32)
+        if not hmac.compare_digest(machine.report_data, expected) or f'"nonce":"{nonce.hex()}"' not in str(
+            evidence.statement
+        ):
+            raise AttestationError("binding", f"the hardware did not sign a keyset with {where} and this nonce")
+        return [proven("binding", f"{where} is in the keyset of the measured software"),
+                proven("fresh", "it answered our nonce")]  # fmt: skip
     words = "nothing binds the evidence to a connection"
     return [weak("binding", words, "unbound", "not checked", bad=True), stale]
 

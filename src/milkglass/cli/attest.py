@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 from typer.core import TyperGroup
@@ -74,12 +77,12 @@ def check(
     rules = None if policy is None else policies.read(policy)
     if replay is not None:
         require_file(replay, "give a file that --record wrote")
-        document = replay.read_bytes()
+        found = evidence.HardwareEvidence.parse(replay.read_bytes())
     else:
         if at is not None:
             raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
-        document = asyncio.run(asked(str(url), certificate))
-    found = sources.with_collateral(evidence.HardwareEvidence.parse(document), sources.read_collateral(collateral))
+        found = asyncio.run(asked(str(url), certificate, "milkglass" if rules is None else rules.evidence))
+    found = sources.with_collateral(found, sources.read_collateral(collateral))
     now = datetime.now(UTC) if at is None else evidence.time_of(at)
     if replay is not None and at is None and found.recorded:
         note(f"judged by the time now; --at {found.recorded[:10]} judges by when it was recorded")
@@ -106,33 +109,28 @@ def judged(found: HardwareEvidence, rules: Policy | None, path: Path | None, now
     return Verdict(tuple(claims), no_policy | weak, {}, machine.kind != "software")
 
 
-async def asked(url: str, authority: Path | None) -> bytes:
-    """Returns what a server answers to a nonce of ours, with the key of the connection noted in it."""
-    import json
+async def asked(url: str, authority: Path | None, form: str) -> HardwareEvidence:
+    """Returns what a server answers to a nonce of ours, bound to the key of the connection."""
     import secrets
 
     import httpx2
 
     from milkglass.attest import channel
     from milkglass.attest.evidence import NONCE
+    from milkglass.attest.providers import PROVIDERS
     from milkglass.errors import Unreachable
 
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
-    nonce = secrets.token_bytes(NONCE)
+    nonce, now = secrets.token_bytes(NONCE), datetime.now(UTC)
     try:
-        seen, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority)
-    except httpx2.TransportError as error:
+        seen, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, form)
+    except (httpx2.TransportError, ssl.SSLError) as error:
         raise Unreachable(f"{url} cannot be reached ({type(error).__name__})", "is the server running?") from error
-    try:
-        document = json.loads(raw)
-        named = document["spki"], document["nonce"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise AttestationError("evidence", f"{url} answers no evidence") from None
-    if named != (seen.hex(), nonce.hex()):
+    found = PROVIDERS[form].read(raw, seen, nonce, urlsplit(url).hostname or "", now)
+    if found.spki != seen or (found.nonce != nonce and form != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
-    document["recorded"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return json.dumps(document).encode()
+    return replace(found, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 @attests.command(short_help="Note the machine that answers now in the policy's lock file.")
@@ -151,8 +149,8 @@ def pin(
     from milkglass.attest import policy as policies
 
     rules = policies.read(policy)
-    document = asyncio.run(asked(url, certificate))
-    found = sources.with_collateral(evidence.HardwareEvidence.parse(document), sources.read_collateral(collateral))
+    found = asyncio.run(asked(url, certificate, rules.evidence))
+    found = sources.with_collateral(found, sources.read_collateral(collateral))
     machine, gpus, bound = evidence.verify(found, datetime.now(UTC))
     if not machine.machine:
         raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")

@@ -1,0 +1,127 @@
+"""The forms in which servers give evidence: our own, Tinfoil's document, and the report of ACI.
+
+    tinfoil    {"format": URL, "body": BASE64 of gzip of a report}; the first half of the report data is SHA-256 of the
+               SPKI; there is no nonce (tinfoilsh/tinfoil-python, src/tinfoil/attestation)
+    aci        Attested Confidential Inference, aci/1 (Dstack-TEE/private-ai-gateway, spec/aci.md, sections 3 and 4):
+               report_data = SHA-256 of {"keyset_digest", "nonce", "purpose"}, and 32 zero bytes; the keyset lists the
+               SPKI of each name
+
+ACI's event log and source provenance are not read: the registers of the policy decide what runs. Its receipts are not
+checked either.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from milkglass.attest.claims import Kind
+from milkglass.attest.evidence import HardwareEvidence
+from milkglass.errors import AttestationError
+
+MAX_UNPACKED = 64 << 10
+TINFOIL: Mapping[str, Kind] = {
+    "https://tinfoil.sh/predicate/sev-snp-guest/v2": "sev-snp",
+    "https://tinfoil.sh/predicate/tdx-guest/v2": "tdx",
+}
+ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
+PURPOSE = "aci.report_data.v1"
+FARTHEST = 400 * 86_400  # seconds: a keyset that is to last longer is refused
+
+Read = Callable[[bytes, bytes, bytes, str, datetime], HardwareEvidence]
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A form of evidence.
+
+    Attributes:
+        path: at which it is asked for; {nonce} is filled in.
+        read: takes the document, SHA-256 of the connection's SPKI, the nonce, the server's name and the time, and
+            returns the evidence. Raises AttestationError.
+    """
+
+    path: str
+    read: Read
+
+
+def own(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
+    """Reads our own server's document."""
+    return HardwareEvidence.parse(document)
+
+
+def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
+    """Reads Tinfoil's document."""
+    found = _object(document)
+    kind = TINFOIL.get(str(found.get("format")))
+    if kind is None:
+        raise AttestationError("kind", f"Tinfoil's format {str(found.get('format'))[:80]!r} is not supported")
+    try:
+        packed = base64.b64decode(str(found.get("body", "")), validate=True)
+        unpacker = zlib.decompressobj(wbits=31)
+        raw = unpacker.decompress(packed, MAX_UNPACKED)
+    except (binascii.Error, zlib.error) as error:
+        raise AttestationError("evidence", f"Tinfoil's body cannot be read ({type(error).__name__})") from None
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise AttestationError("size", f"Tinfoil's body has more than {MAX_UNPACKED:,} bytes, or is cut off")
+    return HardwareEvidence(kind, raw, {}, "tinfoil", spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
+
+
+def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
+    """Reads a report of ACI, and checks that its keyset lists the connection's key for this name."""
+    found = _object(document)
+    report, version = found.get("attestation"), found.get("api_version")
+    if version != "aci/1" or not isinstance(report, dict):
+        raise AttestationError("version", f"this is no report of aci/1 but of {str(version)[:40]!r}")
+    keyset, evidence = report.get("workload_keyset"), report.get("evidence")
+    kind = ACI.get(str(report.get("tee_type")))
+    if kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
+        raise AttestationError("kind", f"the TEE {str(report.get('tee_type'))[:40]!r} is not supported")
+    _require_listed(keyset, spki, host, now)
+    digest = hashlib.sha256(_canonical(keyset)).hexdigest()
+    statement = f'{{"keyset_digest":"sha256:{digest}","nonce":"{nonce.hex()}","purpose":"{PURPOSE}"}}'
+    try:
+        raw = bytes.fromhex(str(evidence["quote"]).removeprefix("0x"))
+    except (KeyError, ValueError):
+        raise AttestationError("evidence", "the report of ACI has no quote in hex") from None
+    return HardwareEvidence(kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
+
+
+def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
+    ends = keyset.get("not_after")
+    if not isinstance(ends, int) or not 0 < ends - now.timestamp() < FARTHEST:
+        raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
+    entries = keyset.get("tls_public_keys")
+    listed = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+    names = [one for one in listed if one.get("domain") in (None, "", host)]
+    if not any(one.get("spki_sha256") == spki.hex() for one in names):
+        raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
+
+
+def _canonical(value: Any) -> bytes:
+    """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _object(document: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
+    if not isinstance(found, dict):
+        raise AttestationError("evidence", "this is no evidence: no JSON object")
+    return found
+
+
+PROVIDERS: Mapping[str, Provider] = {
+    "milkglass": Provider("/.well-known/milkglass-attestation?nonce={nonce}", own),
+    "tinfoil": Provider("/.well-known/tinfoil-attestation", tinfoil),
+    "aci": Provider("/v1/aci/attestation?nonce={nonce}", aci),
+}
