@@ -181,7 +181,7 @@ class _Run:
         done = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
-            notes=(*answered.notes, *self._notes(answered)),
+            notes=(*answered.notes, *(self._notes(answered) if way.work(self.setting) else ())),
         )  # fmt: skip
         self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
         return done, answered.answers
@@ -212,7 +212,9 @@ class _Run:
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
             whole = attackers.everything_read(self.setting, answered.cell)
-            more = ("while the hardware holds; all of it is read if the hardware fails",)
+            more: tuple[str, ...] = ("while the hardware holds; all of it is read if the hardware fails",)
+            if isinstance(self.setting.rows, ChatRows):
+                more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
             return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
