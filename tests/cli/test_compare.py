@@ -15,7 +15,7 @@ from milkglass.compare import keep
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, read_way, weighted_correlation
+from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _next, _Run, read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, chosen_ways
@@ -117,6 +117,25 @@ def test_the_verdict_says_that_what_gains_is_read() -> None:
     first, second, *_ = compared(masked, plain).verdict
     assert first.startswith("No way here hides your text") and "82 % right" in first
     assert "the way masked (80 % right, 70 % read)" in second
+
+
+def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
+    commonest = way("commonest", "nothing is sent", 0.70)
+    first, second, *_ = compared(commonest, way("ids", "words are scrambled", 0.6, -0.12, 0.6)).verdict
+    assert first.startswith("No way here is shown to beat naming the commonest class") and second.startswith("Keep it")
+    assert not any("commonest" in one for one in compared(way("commonest", "nothing is sent", 0.40)).verdict)
+
+
+def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
+    names = {"model": "demo:minilm", "rows": "rows.jsonl", "kept": "kept"}
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, names)
+    other = way("other", "nothing is sent", 0.50)
+    result = compared(other)
+    assert _next(HOME, result, settings).command == "run home"
+    expected = "milkglass compare demo:minilm rows.jsonl --ways other --keep kept-other"
+    assert _next(other, result, settings).command == expected
 
 
 def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:

@@ -126,7 +126,7 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     done = call("data", source, *OF_TEXTS, "--out", out)
     assert done.stdout == f"100 rows in {out}; text from Question, label from Topic; not read: Ticket No\n"
     assert done.stderr.splitlines() == [
-        "2 classes: billing 50, urgent 50", f"next: milkglass compare demo:minilm {out}"
+        "2 classes: billing 50, urgent 50", f"next: milkglass compare demo:minilm {out} --quick"
     ]  # fmt: skip
 
 

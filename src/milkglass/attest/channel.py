@@ -163,9 +163,7 @@ class AttestedChannel:
                 return await self._client.send(request, stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admitted(error):
-                    raise Unreachable(
-                        f"{self.policy.server} cannot be reached ({type(error).__name__})", "is the server running?"
-                    ) from error
+                    raise unreachable(self.policy.server, error) from error
         raise AttestationError(
             "rotation", f"{self.policy.server} showed another key each of {ATTEMPTS} times", "try again"
         )
@@ -200,7 +198,7 @@ class AttestedChannel:
         try:
             seen, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
         except (httpx2.TransportError, ssl.SSLError) as error:
-            raise Unreachable(f"the server gives no evidence ({type(error).__name__})", "try again") from error
+            raise unreachable(self.policy.server, error) from error
         return seen, document
 
     async def close(self) -> None:
@@ -257,6 +255,19 @@ def verifier(
         return judge(policy, machine, gpus, bound, pinned)
 
     return verify
+
+
+def unreachable(server: str, error: BaseException) -> Unreachable:
+    """Returns why a server cannot be reached, by the error of the library."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            return Unreachable(
+                f"the certificate of {server} is not trusted, or is for another name ({seen.verify_message})",
+                "give its certificate or its authority with --certificate, and the name that stands in it",
+            )
+        seen = seen.__cause__ or seen.__context__
+    return Unreachable(f"{server} cannot be reached ({type(error).__name__})", "is the server running?")
 
 
 def _no_lease(error: BaseException) -> NoLease | None:

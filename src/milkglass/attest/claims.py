@@ -16,6 +16,8 @@ Source = Literal["hardware proves", "vendor states", "operator states", "not che
 Kind = Literal["sev-snp", "tdx", "sgx", "software"]
 
 HOLDS, REFUSED = "the policy holds", "REFUSED"
+HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
+ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
 RECORDED = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
 STILL_SEEN = (
@@ -133,8 +135,14 @@ class Verdict:
         found = [f"  {one.source:{width}}  {one.text}" for one in self.claims]
         found += [f"  accepted by the policy: {name} ({why})" for name, why in self.accepted.items()]
         found += [f"  {REFUSED}: {words}" for words in self.refused.values()]
-        head = HOLDS if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
-        return [*([] if self.attested else [NOT_ATTESTED]), head, *found, STILL_SEEN, RECORDED]
+        holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
+        head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
+        return [*([] if self.attested else [NOT_ATTESTED]), head, *found, self.still_seen, RECORDED]
+
+    @property
+    def still_seen(self) -> str:
+        """Returns what an operator of the host sees if the policy holds."""
+        return STILL_SEEN if self.attested else ALL_SEEN
 
     def to_json(self) -> dict[str, Any]:
         states = {one.state for one in self.claims}
@@ -147,6 +155,6 @@ class Verdict:
             "claims": [vars(one) for one in self.claims],
             "refused": dict(self.refused),
             "accepted": dict(self.accepted),
-            "still_seen": STILL_SEEN,
+            "still_seen": self.still_seen,
             "tried": RECORDED,
         }

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from milkglass.errors import MilkglassError, UsageError
+from milkglass.errors import MilkglassError, Unreachable, UsageError
 
 Quiet = Literal["whole", "slots"]
 QUIET = "Milkglass-Quiet"  # the header by which a client asks for it
@@ -124,4 +124,4 @@ def filler(size: int) -> bytes:
 def error_answer(error: MilkglassError) -> Response:
     """Returns an error in OpenAI's form."""
     words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-    return JSONResponse({"error": words}, error.status)
+    return JSONResponse({"error": words}, 502 if isinstance(error, Unreachable) else error.status)

@@ -118,7 +118,6 @@ async def asked(url: str, authority: Path | None, form: str) -> HardwareEvidence
     from milkglass.attest import channel
     from milkglass.attest.evidence import NONCE
     from milkglass.attest.providers import PROVIDERS
-    from milkglass.errors import Unreachable
 
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
@@ -126,7 +125,7 @@ async def asked(url: str, authority: Path | None, form: str) -> HardwareEvidence
     try:
         seen, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, form)
     except (httpx2.TransportError, ssl.SSLError) as error:
-        raise Unreachable(f"{url} cannot be reached ({type(error).__name__})", "is the server running?") from error
+        raise channel.unreachable(url, error) from error
     found = PROVIDERS[form].read(raw, seen, nonce, urlsplit(url).hostname or "", now)
     if found.spki != seen or (found.nonce != nonce and form != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")

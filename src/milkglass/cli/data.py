@@ -90,9 +90,9 @@ def _own(file: DataFile, out: Path, most: int | None, as_json: bool) -> None:
         found = summarise(out)
         if found.labels:
             note(classes_found(found))
-            note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))}")
+            note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))} --quick")
         elif found.kind == "chat":
-            note(f"next: milkglass compare demo:smollm2 {shlex.quote(str(out))}")
+            note(f"next: milkglass compare demo:smollm2 {shlex.quote(str(out))} --quick")
 
 
 def _list(as_json: bool) -> None:

@@ -90,12 +90,21 @@ def compare(
     if kept is not None and (home := compared.best_local) is not None:
         keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
         compared = replace(compared, kept=str(kept))
-    return replace(compared, verdict=verdict(compared))
+    return replace(compared, verdict=verdict(compared), ways=tuple(_next(one, compared, setting) for one in results))
 
 
 def _is_attacked(way: Way) -> bool:
     """Returns whether attacks of some length read what the way sends."""
     return not way.local and way.group not in ("confidential hardware", "sent as it is")
+
+
+def _next(way: WayResult, compared: Compared, setting: ComparisonSettings) -> WayResult:
+    """Returns a way with the next command. Only the best local model is kept; another is kept by naming it."""
+    best = compared.best_local
+    if not way.local or not way.command or best is None or best.name == way.name:
+        return way
+    command = "milkglass compare {model} {rows} --ways " + way.name + " --keep " + f"kept-{way.name}"
+    return replace(way, command=command.format(**setting.names))
 
 
 def run_name(setting: ComparisonSettings) -> str:
@@ -170,6 +179,7 @@ class _Run:
             if reason := way.other_rows(self.setting.rows.task) or way.refuses(self.setting):
                 return replace(blank, state="does not apply", reason=reason), None
             begun = time.monotonic()
+            self.log(f"{way.title}: trained and asked")
             answered = way.answered(self.setting)
             if answered.cell is not None:
                 self._seen(time.monotonic() - begun, way)
@@ -198,7 +208,7 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         before, last = means
-        return (f"the loss was still falling ({before:.3f}, then {last:.3f}): more --epochs may change this row",)
+        return (f"its training ended early: the loss fell from {before:.2f} to {last:.2f} in the last quarter",)
 
     def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
@@ -219,6 +229,7 @@ class _Run:
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
         most = max(self.limits.attacks, way.attacks)
+        self.log(f"{way.title}: attacked, for {duration(min(most, seconds))} at most")
         budget = Budget(most, stopped=lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:

@@ -23,13 +23,7 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
     lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
     if not (count := int((lengths > max_length).sum())):
         return ""
-    words = f"{count:,} of {len(lengths):,} rows are cut to {max_length} tokens"
-    if (middle := float(np.median(lengths))) >= max_length:
-        return f"{words}; half of the rows have {middle:.0f} or more: a larger --max-length reads more of them"
-    return (
-        f"{words}, and all rows of their batches take as long as they do; half of the rows have at most {middle:.0f}, "
-        "so that a lower --max-length may do"
-    )
+    return f"{count:,} of {len(lengths):,} rows are cut to {max_length} tokens: a larger --max-length reads them whole"
 
 
 def reported_losses(job: Path) -> list[float]:

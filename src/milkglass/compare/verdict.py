@@ -17,6 +17,12 @@ def verdict(result: Compared) -> tuple[str, ...]:
         return (f"Only ways with nothing sent were run; the best is {home.title}, with {amount(result, home)}.",)
     better = [one for one in sent if one.above is not None and _gains(result, one)]
     sentences = [_first(result, home, sent, better)]
+    if not better and _learnt_nothing(result, home):
+        sentences.insert(
+            0,
+            "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
+            "worth: give more rows or --epochs, or leave out --quick.",
+        )
     hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group not in ("confidential hardware",)]
     open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
@@ -63,6 +69,14 @@ def _first(result: Compared, home: WayResult, sent: list[WayResult], better: lis
         f"No way here hides your text and is worth sending: {have}. {best.title} has {amount(result, best)}, and "
         f"{100 * best.percent_read:.0f} % of the names and other content words are read."
     )
+
+
+def _learnt_nothing(result: Compared, home: WayResult) -> bool:
+    """Returns whether the best way with nothing sent cannot be told from naming the commonest class."""
+    commonest = next((one for one in result.finished if one.name == "commonest"), None)
+    if result.measure != "accuracy" or commonest is None or commonest.quality is None or home.quality is None:
+        return False
+    return home.quality.low <= commonest.quality.value
 
 
 def _same(way: WayResult) -> bool:
