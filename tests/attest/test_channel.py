@@ -254,8 +254,9 @@ def test_a_certificate_that_the_client_does_not_trust_is_not_asked(authority: Au
 
     async def work() -> None:
         async with Server([stranger.issued("a")], honest).running() as server, client(authority, server.port) as one:
-            with pytest.raises(Unreachable):
+            with pytest.raises(Unreachable, match="not trusted") as refused:
                 await one.ask()
+            assert "--certificate" in refused.value.hint
             assert not server.received and not server.asked
 
     asyncio.run(work())

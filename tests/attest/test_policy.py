@@ -200,3 +200,5 @@ def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
     found = judge(parse((HEAD + 'kinds = ["software"]\n').encode(), "p"), machine)
     assert found.holds and not found.attested and found.lines()[0].startswith("NOT ATTESTED")
     assert found.to_json()["attested"] is False
+    words = "\n".join(found.lines())
+    assert "sees: everything" in words and "the policy takes software" in words and "the policy holds\n" not in words
