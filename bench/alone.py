@@ -100,7 +100,9 @@ if __name__ == "__main__":
         each = [measured(Path(sys.argv[1]), name, trained, count, seed) for seed in SEEDS]
         for variant in ("ours", "best of the grid", "chosen of the grid"):
             more = {"seconds": float(np.mean([one[f"seconds of {variant}"] for one in each]))}
-            value = float(np.mean([one[variant] for one in each]))
+            found = [one[variant] for one in each]
+            more |= {"least": min(found), "most": max(found)}  # of the draws
+            value = float(np.mean(found))
             figures.append(ResultRecord(measure="accuracy", value=value, data=title, variant=variant, more=more))
         print(title, {one.variant: round(one.value, 1) for one in figures[-3:]}, flush=True)
     document = {"made": made, "figures": [one.rounded(2).to_json() for one in figures]}

@@ -71,7 +71,6 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
 
 SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
 OF_BENCHES = {  # what is measured of the product, not of a training
-    "alone": "bench/alone.py",
     "cmif_figure4": "bench/split_decoder.py",
     "covariant": "bench/covariant.py",
     "covariant_utility": "bench/covariant.py",
