@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from milkglass.attest import channel as channels
 from milkglass.attest.channel import AttestedChannel, Leases, verifier
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
+from milkglass.attest.providers import PATH
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError, Unreachable
 
@@ -133,7 +133,7 @@ class Server:
             spki = self._keys.get(id(writer.get_extra_info("ssl_object")), key_of(self.pairs[0][0]))
             while head := await reader.readuntil(b"\r\n\r\n"):
                 line = head.split(b"\r\n", 1)[0].decode()
-                if channels.PATH in line:
+                if PATH in line:
                     self.asked += 1
                     nonce = bytes.fromhex(line.split("nonce=")[1].split(" ")[0])
                     answer = self.evidence(spki, nonce)

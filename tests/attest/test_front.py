@@ -22,10 +22,11 @@ from starlette.routing import Route
 
 from milkglass.attest import evidence, passthrough, sealing, sev_snp
 from milkglass.attest.chains import certificates
-from milkglass.attest.channel import PATH, RELEASE
+from milkglass.attest.channel import RELEASE
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.front import RATE, STATE, Front
-from milkglass.attest.passthrough import PAD, QUIET, SLOT, filler, slots
+from milkglass.attest.front import RATE, Front
+from milkglass.attest.passthrough import PAD, QUIET, SLOT, STATE, filler, slots
+from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
 from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table
 from milkglass.errors import AttestationError, UsageError

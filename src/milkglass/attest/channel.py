@@ -35,7 +35,7 @@ from milkglass.attest.providers import PROVIDERS
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
-PATH, RELEASE = "/.well-known/milkglass-attestation", "/milkglass/release"
+RELEASE = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
 ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn

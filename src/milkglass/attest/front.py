@@ -24,15 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest import passthrough, sealing
-from milkglass.attest.channel import PATH, RELEASE, spki_of
+from milkglass.attest.channel import RELEASE, spki_of
 from milkglass.attest.evidence import NONCE
-from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_TYPE, QUIET
+from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_TYPE, QUIET, STATE
+from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, MilkglassError, Unreachable, UsageError
 
 RATE = 60  # pieces of evidence a minute
-STATE = "Milkglass-Attested"  # the header of each answer
 SILENCE = 600.0  # seconds without a byte of the engine's
 
 

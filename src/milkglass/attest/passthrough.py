@@ -9,7 +9,6 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Literal, get_args
 
@@ -20,6 +19,7 @@ from milkglass.errors import MilkglassError, Unreachable, UsageError
 
 Quiet = Literal["whole", "slots"]
 QUIET = "Milkglass-Quiet"  # the header by which a client asks for it
+STATE = "Milkglass-Attested"  # the header of each answer
 MAX_BODY = 32 << 20
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
@@ -56,22 +56,6 @@ def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 def padded(body: bytes, size: int = PAD) -> bytes:
     """Returns JSON padded with blanks to a multiple of `size` bytes, which changes nothing of what it says."""
     return body + b" " * (-len(body) % size)
-
-
-def wants_stream(body: bytes) -> bool:
-    """Returns whether a request asks for a streamed answer."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.get("stream") is True
-
-
-def unstreamed(body: bytes) -> bytes:
-    """Returns a request for the same answer in one piece."""
-    found = json.loads(body)
-    found.pop("stream_options", None)
-    return json.dumps({**found, "stream": False}).encode()
 
 
 def quiet_of(value: str | None) -> Quiet | None:

@@ -155,7 +155,10 @@ def parse(raw: bytes, name: str) -> Policy:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{name}: {place}: {first['msg'].lower()}", "see docs/attested.md for a policy") from None
+        value = "" if first["type"] == "missing" else f" is {str(first['input'])[:80]!r}"
+        raise UsageError(
+            f"{name}: {place}{value}: {first['msg'].lower()}", "see docs/attested.md for a policy"
+        ) from None
     if unknown := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
         raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     return policy

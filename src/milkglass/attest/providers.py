@@ -35,6 +35,8 @@ ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
 PURPOSE = "aci.report_data.v1"
 FARTHEST = 400 * 86_400  # seconds: a keyset that is to last longer is refused
 
+PATH = "/.well-known/milkglass-attestation"  # of our own server
+
 Read = Callable[[bytes, bytes, bytes, str, datetime], HardwareEvidence]
 
 
@@ -121,7 +123,7 @@ def _object(document: bytes) -> dict[str, Any]:
 
 
 PROVIDERS: Mapping[str, Provider] = {
-    "milkglass": Provider("/.well-known/milkglass-attestation?nonce={nonce}", own),
+    "milkglass": Provider(PATH + "?nonce={nonce}", own),
     "tinfoil": Provider("/.well-known/tinfoil-attestation", tinfoil),
     "aci": Provider("/v1/aci/attestation?nonce={nonce}", aci),
 }

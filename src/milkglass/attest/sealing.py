@@ -6,7 +6,6 @@ file opens in that job alone, also if somebody else ends the TLS connection or k
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,11 +45,6 @@ def seal(content: bytes, public: bytes, name: str) -> bytes:
     except ValueError:
         raise AttestationError("sealing", "the job's sealing key is malformed") from None
     return SUITE.encrypt(content, key, INFO + name.encode())
-
-
-def digest(public: bytes) -> bytes:
-    """Returns SHA-256 of a job's public key, which the hardware signs; of none if the job takes no files."""
-    return hashlib.sha256(public).digest()
 
 
 @dataclass(frozen=True)

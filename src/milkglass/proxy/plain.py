@@ -19,12 +19,10 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, Quiet
+from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, STATE, Quiet
 from milkglass.errors import MilkglassError, Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
-
-STATE = "Milkglass-Attested"
 
 
 class PlainProxy:

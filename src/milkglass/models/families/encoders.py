@@ -7,16 +7,18 @@ token types. MPNet's attention also depends on how far apart two tokens stand.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from milkglass.models.families.family import Family
 
+NORMS_AFTER_SUM = "its layer norms come after the sum, so that their gains cannot be folded into what reads it"
 BERT = Family(
     name="BERT",
     kind="encoder",
     model_types=("bert",),
     table=("embeddings.word_embeddings.weight",),
-    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    stream=NORMS_AFTER_SUM,
     neurons="intermediate.dense",
     heads=("cls.predictions.decoder.weight",),
     biases=("cls.predictions.bias", "cls.predictions.decoder.bias"),
@@ -26,7 +28,7 @@ DISTILBERT = Family(
     kind="encoder",
     model_types=("distilbert",),
     table=("embeddings.word_embeddings.weight",),
-    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    stream=NORMS_AFTER_SUM,
     neurons="ffn.lin1",
     heads=("vocab_projector.weight",),
     biases=("vocab_projector.bias",),
@@ -47,7 +49,7 @@ ROBERTA = Family(
     kind="encoder",
     model_types=("roberta", "xlm-roberta"),
     table=("embeddings.word_embeddings.weight",),
-    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    stream=NORMS_AFTER_SUM,
     neurons="intermediate.dense",
     heads=("lm_head.decoder.weight",),
     biases=("lm_head.bias", "lm_head.decoder.bias"),
@@ -60,14 +62,4 @@ def _mpnet_padding(config: Mapping[str, Any]) -> tuple[int, ...]:
     return (1,)
 
 
-MPNET = Family(
-    name="MPNet",
-    kind="encoder",
-    model_types=("mpnet",),
-    table=("embeddings.word_embeddings.weight",),
-    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
-    neurons="intermediate.dense",
-    heads=("lm_head.decoder.weight",),
-    biases=("lm_head.bias", "lm_head.decoder.bias"),
-    pinned=_mpnet_padding,
-)
+MPNET = replace(ROBERTA, name="MPNet", model_types=("mpnet",), pinned=_mpnet_padding)
