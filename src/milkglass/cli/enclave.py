@@ -60,7 +60,38 @@ def prepare(
     from milkglass.enclave import folder as enclave_folder
 
     enclave_folder.prepare(folder, kind)
-    say(f"next: {folder}/sign.sh\nthen: milkglass split enclave build URL --out {folder} --kind {kind}")
+    steps = [f"{folder}/sign.sh", *([f"milkglass split enclave fetch {folder}"] if kind == "gramine-sgx" else []),
+             f"milkglass split enclave build URL --out {folder} --kind {kind}"]  # fmt: skip
+    say("next: " + "\nthen: ".join(steps))
+
+
+@enclaves.command(short_help="Get what Intel signs beside a quote of the enclave; asks Intel.")
+def fetch(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A signed folder of kind gramine-sgx.")],
+    as_json: AsJson = False,
+) -> None:
+    """Start the enclave, and get revocation lists and levels of microcode for its processor into the folder.
+
+    Intel learns which processor is asked about. It signs what it gives for 30 days; then fetch it again.
+    """
+    import asyncio
+    import secrets
+
+    from milkglass import files
+    from milkglass.attest.evidence import HardwareEvidence
+    from milkglass.attest.fetch import fetch as fetched
+    from milkglass.enclave.attestation import ATTESTED
+    from milkglass.enclave.enclave import Enclave
+    from milkglass.enclave.gramine import require_signed
+    from milkglass.enclave.release import NONCE
+
+    require_signed(ATTESTED, folder)
+    with Enclave(ATTESTED, folder) as enclave:
+        _, quote = enclave.challenge(secrets.token_bytes(NONCE))
+    found = asyncio.run(fetched(HardwareEvidence("sgx", quote), None))
+    for name, content in found.items():
+        files.write(folder / name, content)
+    emit(as_json, {"files": sorted(found)}, lambda: f"{folder}: {', '.join(sorted(found))}")
 
 
 @enclaves.command(short_help="Build an enclave with the table of a provider.")

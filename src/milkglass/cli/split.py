@@ -36,6 +36,7 @@ from milkglass.rows.lines import paired, refusals_naming_rows
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
+    from milkglass.enclave.verification import QuoteVerifier
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.split.client import Answer
     from milkglass.split.spec import EncoderInfo
@@ -290,6 +291,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Release a decoder's table to the SGX enclave of this MRENCLAVE (hex); repeatable."),
     ] = None,
+    enclave_policy: Annotated[
+        Path | None,
+        typer.Option(help="What you demand of SGX enclaves, in TOML, in place of --allow-measurement (docs/split.md)."),
+    ] = None,
     allow_unattested: Annotated[
         bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")
     ] = False,
@@ -305,15 +310,14 @@ def serve(
     token = None if token_file is None else read_token(token_file)
     if not (Path(model) / "split.json").is_file():
         from milkglass.enclave.budget import RowPolicy
-        from milkglass.split.decoder.gate import measurements_of
 
-        measurements = measurements_of(allow_measurement or ())
+        verifier = _verifier(allow_measurement, enclave_policy)
         policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
-        _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
+        _serve_decoder(model, port, home, token, verifier, allow_unattested, policy)
         return
     options = {
-        "--allow-measurement": allow_measurement, "--allow-unattested": allow_unattested,
-        "--rows-per-hour": rows_per_hour, "--burst": burst,
+        "--allow-measurement": allow_measurement, "--enclave-policy": enclave_policy,
+        "--allow-unattested": allow_unattested, "--rows-per-hour": rows_per_hour, "--burst": burst,
     }  # fmt: skip
     refuse_unused("for a server's half, which has no table", options)
     from milkglass.split.server import opened
@@ -325,12 +329,31 @@ def serve(
     run(half, home.resolve(), port, token)
 
 
+def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerifier | None:
+    """Returns what decides on quotes of SGX, and says what it accepts. Raises UsageError."""
+    if measurements is None and policy is None:
+        return None
+    if measurements is not None and policy is not None:
+        raise UsageError("--enclave-policy takes the place of --allow-measurement", "write the measurements into it")
+    from milkglass.attest.policy import read_enclave
+    from milkglass.enclave.verification import QuoteVerifier
+    from milkglass.split.decoder.gate import measurements_of
+
+    if policy is not None:
+        found = QuoteVerifier(read_enclave(policy))
+    else:
+        found = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
+    for name, why in found.policy.accept.items():
+        note(f"accepted of enclaves: {name} ({why})")
+    return found
+
+
 def _serve_decoder(
     model: str,
     port: int,
     home: Path,
     token: str | None,
-    measurements: frozenset[str],
+    verifier: QuoteVerifier | None,
     unattested: bool,
     policy: RowPolicy,
 ) -> None:
@@ -359,9 +382,9 @@ def _serve_decoder(
         note(f"the token is in {home.resolve() / 'token'}")
     if unattested:
         note("warning: --allow-unattested: any client with the token can have the table")
-    elif not measurements:
+    elif verifier is None:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(serving.package, measurements, unattested)
+    gate = Gate(serving.package, verifier, unattested)
     run(serving.sessions, gate, home.resolve(), port, token)
 
 

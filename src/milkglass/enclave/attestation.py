@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from milkglass.enclave.quote import SgxQuote
+from milkglass.attest import intel
 from milkglass.errors import EnclaveError
 
 KINDS = ("process", "gramine-direct", "gramine-sgx")
@@ -29,14 +29,17 @@ ATTESTED = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
 SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine: bound to the processor and to the measurement
 NONCE = 12
-ATTESTED_BY_QUOTE = "attested: a quote of SGX, checked up to Intel's root, proves this measurement"
+ATTESTED_BY_QUOTE = (
+    "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "
+    "level of its microcode is allowed"
+)
 NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
 
 
 def measurement_of(kind: str) -> str:
     """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
     if kind == ATTESTED:
-        return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
+        return str(intel.parsed(quote(kind, "", bytes(64))).report.mr_enclave.hex())
     whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         whole.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import errors
+from milkglass.attest.claims import Verdict
 from milkglass.enclave import gramine, prompt, release
 from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
-from milkglass.enclave.quote import INTEL, Trust, verify
+from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
@@ -57,7 +58,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     Attributes:
         measurement: the measurement of its code in hex, as it states; `attest` verifies it.
-        attested: whether a quote proved it since the start.
+        verdict: on the last quote that proved it since the start; None if there is none.
         holds: what the process gave up, in words.
         keep: writes a state, as `state` returns it, before rows leave that it accounts for.
         tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
@@ -68,7 +69,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def __init__(self, kind: str, folder: Path) -> None:
         """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
-        self.kind, self.about = kind, dict[str, Any]()
+        self.kind, self.folder, self.about = kind, folder, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
         self.tokenizer: Path | None = None
         self._template: Any = None
@@ -78,7 +79,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         place = None if kind == "process" else folder
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
-        self.attested = False
+        self.verdict: Verdict | None = None
         try:
             hello, _ = self._read()
             if hello.get("kind") != kind:
@@ -88,8 +89,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             raise
         self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
 
-    def attest(self, measurement: str, trust: Trust = INTEL) -> None:
-        """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError."""
+    def attest(self, measurement: str, verifier: QuoteVerifier | None = None) -> None:
+        """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError.
+
+        Args:
+            verifier: decides which quotes count. None: by the folder's policy.
+        """
         if self.measurement != measurement:
             raise EnclaveError(
                 f"the enclave's measurement is {self.measurement}, {measurement} is expected",
@@ -99,8 +104,19 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             return
         nonce = secrets.token_bytes(release.NONCE)
         public, quote = self.challenge(nonce)
-        verify(quote, release.report_data(public, nonce), {measurement}, trust)
-        self.attested = True
+        expecting = (verifier or QuoteVerifier.of_folder(self.folder)).expecting(measurement)
+        self.verdict = expecting.require(quote, release.report_data(public, nonce), self.collateral)
+
+    @property
+    def attested(self) -> bool:
+        """Returns whether a quote proved it since the start."""
+        return self.verdict is not None
+
+    @property
+    def collateral(self) -> bytes:
+        """Returns what Intel signs beside this enclave's quotes; empty without a file of it in the folder."""
+        path = self.folder / COLLATERAL
+        return path.read_bytes() if self.kind == ATTESTED and path.is_file() else b""
 
     @property
     def notice(self) -> str:
@@ -110,7 +126,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     @property
     def proof(self) -> str:
         """Returns what every report says of this enclave."""
-        return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
+        if self.verdict is None:
+            return NOT_ATTESTED
+        accepted = "; ".join(f"{name} ({why})" for name, why in self.verdict.accepted.items())
+        return f"{ATTESTED_BY_QUOTE}. Accepted by the policy: {accepted}" if accepted else ATTESTED_BY_QUOTE
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -1,7 +1,7 @@
 """Releases a provider's table to an enclave, so that no one on the way can read it.
 
     enclave     a new X25519 key; a quote whose report data is SHA-512 of its public half and the provider's nonce
-    provider    checks the quote (quote.py), then sends its own public half and the package, encrypted in pieces
+    provider    checks the quote (verification.py), then sends its own public half and the package, encrypted in pieces
 
 The key of the package is HKDF-SHA256 of the shared secret with the nonce as salt. Each piece has its number, and
 whether it is the last, in its ChaCha20-Poly1305 nonce, so that none can be left out, repeated or moved.

@@ -81,6 +81,8 @@ class DecoderServer:
                 raise RemoteError("the server's challenge is not a nonce", DECODER_HINT)
             public, quote = enclave.challenge(bytes.fromhex(nonce))
             body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
+            if collateral := enclave.collateral:
+                body["collateral"] = base64.b64encode(collateral).decode()
             parts, size = [], 0
             with connection.stream("POST", RELEASE, body) as stream:
                 for chunk in stream.answer.iter_raw():

@@ -1,8 +1,8 @@
 """Decides which enclaves get the provider's table. The client passes two requests on from its enclave.
 
-POST /v1/split/challenge  {}                               -> {"nonce": hex}
-POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package
-(enclave/release.py)
+POST /v1/split/challenge  {}                                                  -> {"nonce": hex}
+POST /v1/split/release    {"nonce", "public", "quote": b64, "collateral": b64} -> the encrypted package
+(enclave/release.py; `collateral` is what Intel signs beside a quote of SGX)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import re
 import secrets
 import time
@@ -20,21 +21,26 @@ from threading import Lock
 
 from pydantic import Field
 
-from milkglass.enclave import quote, release
+from milkglass.attest.intel import MAX_QUOTE
+from milkglass.enclave import release
 from milkglass.enclave.package import TablePackage
+from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import Busy, EnclaveError, UsageError
 from milkglass.server.http.routing import RequestBody
 
+log = logging.getLogger(__name__)
+
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
 MAX_NONCES, LIFE = 256, 120.0  # the most open challenges, and how many seconds each stays open
-MAX_BODY = 256 << 10
+MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10
 UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
 
 
 class ReleaseRequest(RequestBody):
     nonce: str = Field(pattern="^[0-9a-f]{64}$")
     public: str = Field(pattern="^[0-9a-f]{64}$")
-    quote: str = Field(max_length=2 * quote.MAX_QUOTE)
+    quote: str = Field(max_length=2 * MAX_QUOTE)
+    collateral: str = Field("", max_length=MAX_COLLATERAL)
 
 
 @dataclass
@@ -42,15 +48,13 @@ class Gate:
     """Releases a table to enclaves.
 
     Attributes:
-        measurements: MRENCLAVE, in hex, of the enclaves that may have it.
+        verifier: decides which quotes of SGX count. None: none does.
         unattested: whether enclaves without attestation may have it too.
-        trust: the root that quotes must lead to.
     """
 
     package: TablePackage = field(repr=False)
-    measurements: frozenset[str] = frozenset()
+    verifier: QuoteVerifier | None = None
     unattested: bool = False
-    trust: quote.Trust = quote.INTEL
     _nonces: dict[str, float] = field(default_factory=dict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
@@ -71,7 +75,7 @@ class Gate:
         if until < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        self.require(_decoded(request.quote), release.report_data(public, nonce))
+        self.require(_decoded(request.quote), release.report_data(public, nonce), _decoded(request.collateral))
         return release.encrypted(self._encoded, public, nonce)
 
     @cached_property
@@ -79,11 +83,14 @@ class Gate:
         """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
         return self.package.encode()
 
-    def require(self, evidence: bytes, data: bytes) -> None:
+    def require(self, evidence: bytes, data: bytes, collateral: bytes = b"") -> None:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
         software = _software(evidence)
         if software is None:
-            quote.verify(evidence, data, self.measurements, self.trust)
+            if self.verifier is None:
+                raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
+            verdict = self.verifier.require(evidence, data, collateral)
+            log.warning("a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted) or "nothing")
         elif not self.unattested:
             raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
         elif software.get("report_data") != data.hex():
@@ -111,4 +118,4 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise EnclaveError("the quote is not base64", "speak version 1 of the protocol") from None
+        raise EnclaveError("the quote or its collateral is not base64", "speak version 1 of the protocol") from None

@@ -1,0 +1,83 @@
+"""Which quotes of enclaves count: those that the verifier of the room `attest` and a policy allow.
+
+The provider's gate and the enclave's host ask here. What Intel signs beside a quote (levels of microcode, revocation
+lists) comes from the enclave's side, in `intel.json`; it does not matter who hands it over, and it expires.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from milkglass.attest import intel
+from milkglass.attest.claims import Verdict, proven
+from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read_enclave
+from milkglass.errors import AttestationError, EnclaveError
+
+COLLATERAL, POLICY = "intel.json", "policy.toml"  # in an enclave's folder
+ANY_MACHINE = {"first-use": "--allow-measurement names enclaves, and no machine"}
+OWN_MACHINE = {"first-use": "this is the user's own machine"}
+FETCH = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
+
+
+@dataclass(frozen=True)
+class QuoteVerifier:
+    """Decides which quotes count.
+
+    Attributes:
+        policy: what is demanded of an enclave and of its processor.
+        root: another root than Intel's in DER, for tests.
+        now: the clock.
+    """
+
+    policy: EnclavePolicy
+    root: bytes | None = None
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @classmethod
+    def of_measurements(cls, measurements: Iterable[str]) -> Self:
+        """Returns a verifier for enclaves of some measurements, in hex, on any processor that is up to date."""
+        sgx = Sgx(image=_images(measurements, "--allow-measurement"))
+        return cls(EnclavePolicy(version=1, sgx=sgx, accept=ANY_MACHINE))
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Self:
+        """Returns the verifier of the enclave in a folder, for its own host. Raises UsageError for a bad policy."""
+        path = folder / POLICY
+        policy = read_enclave(path) if path.is_file() else EnclavePolicy(version=1)
+        return cls(policy.model_copy(update={"accept": {**OWN_MACHINE, **policy.accept}}))
+
+    def expecting(self, measurement: str) -> QuoteVerifier:
+        """Returns a verifier that allows one measurement alone."""
+        sgx = self.policy.sgx.model_copy(update={"image": _images([measurement], "the table was sealed for it")})
+        return replace(self, policy=self.policy.model_copy(update={"sgx": sgx}))
+
+    def require(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
+        """Returns the verdict on a quote that counts. Raises EnclaveError with what the policy does not allow.
+
+        Args:
+            report_data: what the enclave must have put into it.
+            collateral: Intel's answers as JSON; empty if there are none.
+        """
+        try:
+            machine = intel.verify(quote, {"intel": collateral} if collateral else {}, self.now(), self.root)
+        except AttestationError as error:
+            hint = FETCH if error.reason in ("collateral", "expired") else error.hint
+            raise EnclaveError(f"the quote is refused ({error.reason}): {error.message}", hint) from None
+        if not hmac.compare_digest(machine.report_data, report_data):
+            raise EnclaveError("the quote answers another question", "ask for a new challenge")
+        verdict = judge(self.policy, machine, (), [proven("fresh", "it answered our nonce")])
+        if not verdict.holds:
+            words = "; ".join(f"{why} ({name})" if name not in why else why for name, why in verdict.refused.items())
+            raise EnclaveError(
+                f"the quote is refused: {words}", "allow its measurement, or accept a weakness by name in the policy"
+            )
+        return verdict
+
+
+def _images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
+    return [SgxImage(mrenclave=one, name="the enclave", origin=origin) for one in sorted(measurements)]
