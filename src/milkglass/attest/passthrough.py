@@ -25,6 +25,8 @@ PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
     "/v1/score": "POST", "/v1/rerank": "POST",
+    # Of vLLM, llama.cpp and SGLang, by token ids: what a proxy with a key asks
+    "/inference/v1/generate": "POST", "/completion": "POST", "/generate": "POST",
 }  # fmt: skip
 FORWARDED = ("content-type", "accept", "authorization")
 ANSWERED = ("content-type", "retry-after")

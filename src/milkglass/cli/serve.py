@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,4 +176,5 @@ def _attested(
     if software:
         note(NOT_ATTESTED)
     process.prepare()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request that is handed on
     process.run(Front(source, spki, engine, vault).app(), address, "serve --attested")

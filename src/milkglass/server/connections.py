@@ -336,8 +336,10 @@ class Acceptor:
                 ssl_handshake_timeout=self._limits.handshake if self._context else None,
                 ssl_shutdown_timeout=self._limits.handshake if self._context else None,
             )
-        except OSError as error:
-            log.info("a connection ended before its first request: %s", type(error).__name__)
+        except ssl.SSLError as error:
+            log.info("a TLS handshake failed (%s): the client refused the certificate, or speaks no TLS", error.reason)
+        except OSError as error:  # the other side left; one that has no lease for an attested key does so each time
+            log.debug("a connection ended before its first request: %s", type(error).__name__)
         else:
             client.protocol = protocol
         finally:
