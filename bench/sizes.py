@@ -29,22 +29,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass import files
-from milkglass.attacks.records.sizes import Sizes
 from milkglass.attest import passthrough
 from milkglass.attest.front import Front
 from milkglass.attest.passthrough import QUIET
 from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.audit.records import EncryptedAnswers
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import now
-from milkglass.metrics.interval import Interval
 from milkglass.models.resolve import resolve
 from milkglass.sequences import Sequences
 from milkglass.server.process import WebServer
 from milkglass.server.settings import Limits
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Knowledge, Recordings
-from milkglass.threat.observations import Records, Transcript
-from milkglass.threat.truth import Truth, score
+from milkglass.threat.observations import Records
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "sizes.json"
 EACH, TOKENS, PAUSE = 100, 40, 0.010
@@ -303,27 +300,6 @@ def certificate_of(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def attacked(records: Records, topics: np.ndarray, lengths: Sequences, shuffled: bool) -> dict[str, Interval]:
-    """Half of the answers are the attacker's recordings, the other half is read."""
-    rng = np.random.default_rng(0)
-    order = rng.permutation(len(topics))
-    own, asked = order[: len(order) // 2], order[len(order) // 2 :]
-
-    def part(which: np.ndarray) -> Records:
-        return Records(*(Sequences.of(list(one)[i] for i in which) for one in (records.sizes, records.times)))
-
-    def tokens(which: np.ndarray) -> Sequences:
-        return Sequences.of(list(lengths)[i] for i in which)
-
-    labels = rng.permutation(topics[own]) if shuffled else topics[own]
-    knowledge = Knowledge(recordings=Recordings(part(own), labels, tokens(own)))
-    guess = Sizes()(Transcript((part(asked),), 1), knowledge, Budget(600), np.random.default_rng(0))
-    nothing = np.zeros(1, np.bool_)
-    truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]), topics=topics[asked],
-                  token_lengths=tokens(asked))  # fmt: skip
-    return score(guess, truth, rng).measures
-
-
 def main(folder: Path) -> None:
     answers = generated(folder)
     topics = np.array([one["topic"] for one in answers])
@@ -334,8 +310,9 @@ def main(folder: Path) -> None:
     made, figures = now(), list[ResultRecord]()
     for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
         records, took = asyncio.run(recorded(answers, folder, quiet))
+        answered = EncryptedAnswers(records, topics, lengths=lengths)
         for note, shuffled in (("", False), ("control", True)):
-            for measure, one in attacked(records, topics, lengths, shuffled).items():
+            for measure, one in answered.read_by_sizes(0, Budget(600), shuffled).items():
                 half = 50 * (one.high - one.low)
                 parts = {"attack": "sizes", "variant": name, "note": note}
                 figures.append(ResultRecord(measure=measure, value=100 * one.value, half_width=half, **parts))

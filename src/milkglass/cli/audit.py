@@ -48,6 +48,13 @@ def audit(
             "(ids, vectors, or text). --model names the public model."
         ),
     ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            help="Judge an attested endpoint: JSON Lines, each with an answer's topic, and the sizes and times of its "
+            "TLS records (docs/formats.md)."
+        ),
+    ] = None,
     layer: Annotated[
         int, typer.Option(min=0, help="Of captured vectors: how many layers the client runs before it sends.")
     ] = 0,
@@ -78,7 +85,21 @@ def audit(
     """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere.
 
     With --captured, attack what somebody else's client sent for texts of yours: the same attacks and the same page.
+    With --records, read the topics of encrypted answers, which hardware does not hide; what is read is printed.
     """
+    if records is not None:
+        unused = {
+            "--key": options.key, "--text": text, "--public": public, "--known": known, "--captured": captured,
+            "--model": options.model, "--server-transcript": server_transcript, "--rows": rows,
+        }  # fmt: skip
+        refuse_unused("with --records", unused)
+        require_file(records, "give a file in JSON Lines")
+        from milkglass.audit import records as encrypted
+
+        found = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
+        words = f"{found.answers:,} answers on {found.topics} topics; half of them play an attacker's own recordings"
+        emit(as_json, found.to_json(), lambda: f"{words}\n{table(found.rows())}")
+        return
     if captured is not None:
         unused = {
             "--key": options.key, "--text": text, "--public": public, "--known": known,
@@ -88,7 +109,9 @@ def audit(
         audit_captured(context, captured, options.model, layer, out, budget, seed, as_json)
         return
     if text is None:
-        raise UsageError("no text was given", "give --text FILE, or --captured FILE for somebody else's client")
+        raise UsageError(
+            "no text was given", "give --text FILE, --captured FILE for somebody else's client, or --records FILE"
+        )
     refuse_unused("without --captured", {"--layer": layer or None})
     model = options.model
     options.require()

@@ -1,0 +1,158 @@
+"""The audit of an attested endpoint: what sizes and times of a user's own encrypted answers tell.
+
+A row of the file is an answer as anybody on the way sees it, and what the user knows of it:
+
+    {"topic": "medicine", "sizes": [412, 88, 91], "times": [0.31, 0.33, 0.36], "lengths": [4, 7]}
+
+`sizes` are the bytes of its TLS records and `times` the seconds from the request to each; `lengths`, which may be left
+out, are the bytes of each of its tokens. A random half plays the attacker's own recordings, and the other half is read.
+The control has recordings whose topics are shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.attacks.records.sizes import Sizes
+from milkglass.errors import CodecError, EmptyText
+from milkglass.metrics.interval import Interval
+from milkglass.rows.place import Place, text_of
+from milkglass.rows.tables import json_rows
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.budget import Budget
+from milkglass.threat.knowledge import Knowledge, Recordings
+from milkglass.threat.observations import Records, Transcript
+from milkglass.threat.truth import Truth, score
+
+LEAST, MOST_RECORDS, LARGEST = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
+HOLDS, FAILS = "hardware holds", "hardware fails"
+ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass audit --key` reads of it"
+
+
+@dataclass(frozen=True)
+class EncryptedAnswers:
+    """Answers of which the user knows the topics.
+
+    Attributes:
+        topics: (b,) the place of each one's topic in `names`.
+        lengths: of each the bytes of each token. None: that is not known.
+    """
+
+    records: Records
+    topics: Ids
+    names: tuple[str, ...] = ()
+    lengths: Sequences | None = None
+
+    def read_by_sizes(self, seed: int, budget: Budget, shuffled: bool = False) -> dict[str, Interval]:
+        """Returns what the attack `sizes` reads of a random half, with the other half as its recordings.
+
+        Args:
+            shuffled: whether the topics of the recordings are, as a control.
+        """
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(self.topics))
+        own, asked = order[: len(order) // 2], order[len(order) // 2 :]
+        labels = rng.permutation(self.topics[own]) if shuffled else self.topics[own]
+        knowledge = Knowledge(recordings=Recordings(self._records(own), labels, _part(self.lengths, own)))
+        guess = Sizes()(Transcript((self._records(asked),), 1), knowledge, budget, np.random.default_rng(seed))
+        nothing = np.zeros(1, np.bool_)
+        truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]),
+                      topics=self.topics[asked], token_lengths=_part(self.lengths, asked))  # fmt: skip
+        return dict(score(guess, truth, rng).measures)
+
+    def _records(self, which: NDArray[np.int64]) -> Records:
+        sizes, times = (_part(one, which) for one in (self.records.sizes, self.records.times))
+        assert sizes is not None and times is not None
+        return Records(sizes, times)
+
+
+def _part(of: Sequences | None, which: NDArray[np.int64]) -> Sequences | None:
+    if of is None:
+        return None
+    every = list(of)
+    return Sequences.of(every[at] for at in which)
+
+
+@dataclass(frozen=True)
+class EndpointAudit:
+    """What is read of an attested endpoint.
+
+    Attributes:
+        answers, topics: how many there were.
+        chance: the share of answers on the commonest topic, which a guess gets right.
+        reading, control: shares of topics and of tokens' lengths.
+    """
+
+    answers: int
+    topics: int
+    chance: float
+    reading: Mapping[str, Interval]
+    control: Mapping[str, Interval]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Returns what is read in either case, for people."""
+        told = f"no text; the topic of {self.reading['topics']} of the answers"
+        told += f" (control {self.control['topics']}, a guess {100 * self.chance:.1f} %)"
+        if "token lengths" in self.reading:
+            told += f"; the length of {self.reading['token lengths']} of the tokens"
+        return [(HOLDS, told), (FAILS, ALL_READ)]
+
+    def to_json(self) -> dict[str, Any]:
+        reading, control = (
+            {name: asdict(one) for name, one in found.items()} for found in (self.reading, self.control)
+        )
+        return {
+            "answers": self.answers, "topics": self.topics, "chance": self.chance,
+            HOLDS: {"text": 0.0, "by assumption": True, "sizes": reading, "control": control},
+            FAILS: {"text": 1.0, "words": ALL_READ},
+        }  # fmt: skip
+
+
+def audit(answers: EncryptedAnswers, seed: int, budget: Budget) -> EndpointAudit:
+    """Attacks sizes and times of answers."""
+    reading, control = (answers.read_by_sizes(seed, budget, shuffled) for shuffled in (False, True))
+    counts = np.bincount(answers.topics)
+    return EndpointAudit(len(answers.topics), len(counts), float(counts.max() / counts.sum()), reading, control)
+
+
+def read(path: Path) -> EncryptedAnswers:
+    """Reads answers. Raises CodecError for a bad row, and EmptyText if there are too few answers or topics."""
+    sizes, times, lengths, topics = list[Ids](), list[Ids](), list[Ids | None](), list[str]()
+    for place, row in json_rows(path):
+        topics.append(text_of(place, row, "topic"))
+        sizes.append(_numbers(place, row, "sizes", 1))
+        times.append(_numbers(place, row, "times", 1000))
+        lengths.append(_numbers(place, row, "lengths", 1) if "lengths" in row else None)
+        if len(sizes[-1]) != len(times[-1]):
+            raise CodecError(
+                f"{place} has {len(sizes[-1])} sizes and {len(times[-1])} times", "give both of each record"
+            )
+    names = tuple(sorted(set(topics)))
+    if len(topics) < LEAST or len(names) < 2:
+        raise EmptyText(
+            f"{path.name} has {len(topics)} answers on {len(names)} topics", f"give {LEAST} or more, on two or more"
+        )
+    known = [one for one in lengths if one is not None]
+    if known and len(known) < len(lengths):
+        raise CodecError(f"{path.name} has lengths in {len(known)} of {len(lengths)} rows", "give them in all or none")
+    at = {name: place for place, name in enumerate(names)}
+    return EncryptedAnswers(
+        Records(Sequences.of(sizes), Sequences.of(times)), np.array([at[one] for one in topics], np.int64), names,
+        Sequences.of(known) if known else None,
+    )  # fmt: skip
+
+
+def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
+    """Returns a list of numbers, scaled to whole ones. Raises CodecError."""
+    found = row.get(name)
+    if not isinstance(found, list) or len(found) > MOST_RECORDS:
+        raise CodecError(f"{place} has no list {name}", f"give a list of at most {MOST_RECORDS:,} numbers")
+    if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST for one in found):
+        raise CodecError(f"{place} has {name} that are no numbers from 0 to {LARGEST:,}", "see docs/formats.md")
+    return np.array([round(scale * one) for one in found], np.int64)
