@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -40,6 +40,7 @@ EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
 ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
 
+_Error = TypeVar("_Error", bound=BaseException)
 Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
 
 
@@ -170,7 +171,7 @@ class AttestedChannel:
 
     async def admitted(self, error: Exception) -> bool:
         """Returns whether an error was a key without a lease, which has one now. Raises AttestationError."""
-        missing = _no_lease(error)
+        missing = _cause(error, NoLease)
         if missing is not None:
             await self.admit(missing.spki)
         return missing is not None
@@ -259,22 +260,16 @@ def verifier(
 
 def unreachable(server: str, error: BaseException) -> Unreachable:
     """Returns why a server cannot be reached, by the error of the library."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLCertVerificationError):
-            return Unreachable(
-                f"the certificate of {server} is not trusted, or is for another name ({seen.verify_message})",
-                "give its certificate or its authority with --certificate, and the name that stands in it",
-            )
-        seen = seen.__cause__ or seen.__context__
+    if refused := _cause(error, ssl.SSLCertVerificationError):
+        return Unreachable(
+            f"the certificate of {server} is not trusted, or is for another name ({refused.verify_message})",
+            "give its certificate or its authority with --certificate, and the name that stands in it",
+        )
     return Unreachable(f"{server} cannot be reached ({type(error).__name__})", "is the server running?")
 
 
-def _no_lease(error: BaseException) -> NoLease | None:
-    """Returns the refusal of a connection inside the errors of the libraries that carried it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, NoLease):
-            return seen
-        seen = seen.__cause__ or seen.__context__
-    return None
+def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:
+    """Returns the error of a kind inside the errors of the libraries that carried it."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error

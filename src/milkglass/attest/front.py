@@ -30,7 +30,7 @@ from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
-from milkglass.errors import Busy, MilkglassError, Unreachable, UsageError
+from milkglass.errors import Busy, Unreachable, UsageError
 
 RATE = 60  # pieces of evidence a minute
 SILENCE = 600.0  # seconds without a byte of the engine's
@@ -66,63 +66,44 @@ class Front:
                                           headers={"Accept-Encoding": "identity"}) as self._client:  # fmt: skip
                 yield
 
-        routes = [Route(PATH, self.evidence)] + [
-            Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()
-        ]
+        headers = {STATE: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
+        work = [(PATH, "GET", self.evidence), *((path, one, self.forward) for path, one in passthrough.PATHS.items())]
         if self.vault is not None:
-            routes.append(Route(RELEASE, self.release, methods=["POST"]))
+            work.append((RELEASE, "POST", self.release))
+        routes = [Route(path, passthrough.answering(one, headers), methods=[method]) for path, method, one in work]
         return Starlette(routes=routes, lifespan=running)
-
-    def _headers(self) -> dict[str, str]:
-        return {STATE: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
 
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
-        try:
-            nonce = _nonce(request.query_params.get("nonce", ""))
-            now = time.monotonic()
-            if len(self._times) == RATE and now - self._times[0] < 60:
-                raise Busy(f"more than {RATE} pieces of evidence a minute", "try again in a minute")
-            self._times.append(now)
-            found = await run_in_threadpool(self.source.evidence, self.spki, nonce)
-        except MilkglassError as error:
-            answer = passthrough.error_answer(error)
-            answer.headers.update(self._headers())
-            return answer
-        return Response(found.document(), media_type=JSON_TYPE, headers=self._headers())
+        nonce, now = _nonce(request.query_params.get("nonce", "")), time.monotonic()
+        if len(self._times) == RATE and now - self._times[0] < 60:
+            raise Busy(f"more than {RATE} pieces of evidence a minute", "try again in a minute")
+        self._times.append(now)
+        found = await run_in_threadpool(self.source.evidence, self.spki, nonce)
+        return Response(found.document(), media_type=JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
         assert self.vault is not None
-        try:
-            name = sealing.require_name(request.query_params.get("name", ""))
-            sealed = await passthrough.body_of(request, sealing.MAX_FILE)
-            await run_in_threadpool(self.vault.open, sealed, name)
-        except MilkglassError as error:
-            answer = passthrough.error_answer(error)
-            answer.headers.update(self._headers())
-            return answer
-        return JSONResponse({"kept": name}, headers=self._headers())
+        name = sealing.require_name(request.query_params.get("name", ""))
+        sealed = await passthrough.body_of(request, sealing.MAX_FILE)
+        await run_in_threadpool(self.vault.open, sealed, name)
+        return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:
         """Hands a request to the engine, and its answer back, quietly if that is asked for."""
+        if self.engine is None:
+            raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
+        quiet = passthrough.quiet_of(request.headers.get(QUIET))
+        body = await passthrough.body_of(request)
+        sent = self._client.build_request(
+            request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED)
+        )
         try:
-            if self.engine is None:
-                raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-            quiet = passthrough.quiet_of(request.headers.get(QUIET))
-            body = await passthrough.body_of(request)
-            sent = self._client.build_request(
-                request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED)
-            )
-            try:
-                answer = await self._client.send(sent, stream=True)
-            except httpx2.TransportError as error:
-                raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        except MilkglassError as error:
-            failed = passthrough.error_answer(error)
-            failed.headers.update(self._headers())
-            return failed
-        headers = {**passthrough.kept(answer.headers, ANSWERED), **self._headers()}
+            answer = await self._client.send(sent, stream=True)
+        except httpx2.TransportError as error:
+            raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
+        headers = passthrough.kept(answer.headers, ANSWERED)
         if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
             parts = passthrough.slots(answer.aiter_raw())
             return StreamingResponse(_closing(parts, answer), answer.status_code, headers)

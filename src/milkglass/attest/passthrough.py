@@ -9,7 +9,7 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Literal, get_args
 
 from starlette.requests import Request
@@ -34,11 +34,22 @@ PAD, SLOT, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
-def allowed(request: Request) -> None:
-    """Raises UsageError for a path or a method that is not handed on."""
-    path = request.url.path
-    if PATHS.get(path) != request.method:
-        raise UsageError(f"{request.method} {path} is not handed on", f"paths: {', '.join(PATHS)}")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
+    """Returns an endpoint whose answers have these headers, and whose errors are in OpenAI's form."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            answer = await work(request)
+        except MilkglassError as error:
+            words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
+            answer = JSONResponse({"error": words}, 502 if isinstance(error, Unreachable) else error.status)
+        answer.headers.update(headers)
+        return answer
+
+    return endpoint
 
 
 async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
@@ -105,9 +116,3 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def filler(size: int) -> bytes:
     """Returns what readers of server-sent events skip: a comment, or line ends where there is no room for one."""
     return b"\n" * size if size < len(b":\n\n") else b":" + b" " * (size - 3) + b"\n\n"
-
-
-def error_answer(error: MilkglassError) -> Response:
-    """Returns an error in OpenAI's form."""
-    words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-    return JSONResponse({"error": words}, 502 if isinstance(error, Unreachable) else error.status)

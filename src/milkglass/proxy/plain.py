@@ -20,7 +20,7 @@ from starlette.routing import Route
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
 from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, STATE, Quiet
-from milkglass.errors import MilkglassError, Unreachable
+from milkglass.errors import Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
 
@@ -51,30 +51,24 @@ class PlainProxy:
             yield
             await self.channel.close()
 
-        routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
+        endpoint = passthrough.answering(self.forward, {STATE: "by policy" if self.attested else "NOT ATTESTED"})
+        routes = [Route(path, endpoint, methods=[method]) for path, method in passthrough.PATHS.items()]
         app = Starlette(routes=routes, lifespan=running)
         app.add_middleware(LocalGuard, token=self.token, further=None, limits=self.limits)
         return app
 
     async def forward(self, request: Request) -> Response:
         """Sends a request through the channel, and returns the answer as it comes."""
-        state = {STATE: "by policy" if self.attested else "NOT ATTESTED"}
-        try:
-            body = await passthrough.body_of(request)
-            headers = passthrough.kept(request.headers, FORWARDED)
-            headers.pop("authorization", None)
-            if self.server_token:
-                headers["authorization"] = f"Bearer {self.server_token}"
-            if self.quiet is not None and body:
-                headers[QUIET] = self.quiet
-                body = passthrough.padded(body)
-            answer = await self.channel.send(request.method, request.url.path, headers, body)
-        except MilkglassError as error:
-            failed = passthrough.error_answer(error)
-            failed.headers.update(state)
-            return failed
-        headers = {**passthrough.kept(answer.headers, ANSWERED), **state}
-        return StreamingResponse(_parts(answer), answer.status_code, headers)
+        body = await passthrough.body_of(request)
+        headers = passthrough.kept(request.headers, FORWARDED)
+        headers.pop("authorization", None)
+        if self.server_token:
+            headers["authorization"] = f"Bearer {self.server_token}"
+        if self.quiet is not None and body:
+            headers[QUIET] = self.quiet
+            body = passthrough.padded(body)
+        answer = await self.channel.send(request.method, request.url.path, headers, body)
+        return StreamingResponse(_parts(answer), answer.status_code, passthrough.kept(answer.headers, ANSWERED))
 
 
 async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
