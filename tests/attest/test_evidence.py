@@ -210,6 +210,52 @@ def test_every_byte_of_every_gpus_evidence(name: str) -> None:
     assert equal == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, one in SAMPLES.items() if not one.reason])
+def test_every_byte_of_what_the_maker_signed_beside_every_sample(name: str) -> None:
+    """Certificates, revocation lists and levels: a changed byte is refused, or what is verified stays the same."""
+    sample = SAMPLES[name]
+    found, collateral = sample.evidence, sample.evidence.collateral
+    good = verified_fields(evidence.verify(found, sample.time)[0])
+    for part, raw in collateral.items():
+        refused, equal = flips(
+            raw, list(range(len(raw))),
+            lambda one, part=part: evidence.verify(  # type: ignore[misc]
+                replace(found, collateral={**collateral, part: one}), sample.time
+            )[0],
+            good,
+        )  # fmt: skip
+        print(name, part, len(raw), "refused", refused, "equal", equal)
+        assert refused + equal == len(raw) and refused > 0.8 * len(raw)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Hopper", "Hopper on hold", "Blackwell"])
+def test_every_byte_of_a_gpus_certificates(name: str) -> None:
+    sample = GPUS[name]
+    refused, equal = flips(
+        sample.chain, list(range(len(sample.chain))), lambda raw: replace(sample, chain=raw).verified(),
+        verified_fields(sample.verified()),
+    )  # fmt: skip
+    print(name, len(sample.chain), "refused", refused, "equal", equal)
+    assert refused > 0.8 * len(sample.chain)
+
+
+@pytest.mark.slow
+def test_every_byte_of_a_manifest() -> None:
+    raw = content(f"nvidia/{samples.VBIOS}")
+    good, rng, refused = rim.read(raw, day("2025-01-01")), np.random.default_rng(1), 0
+    for at in range(len(raw)):
+        changed = bytearray(raw)
+        changed[at] ^= 1 << int(rng.integers(8))
+        try:
+            assert rim.read(bytes(changed), day("2025-01-01")) == good, at
+        except AttestationError:
+            refused += 1
+    print("a manifest", len(raw), "refused", refused, "equal", len(raw) - refused)
+    assert refused > 0.95 * len(raw)
+
+
 # --- hostile documents ------------------------------------------------------------------------------------------------
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=1_400), st.integers(0, 1_184))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import openai
 import pytest
@@ -21,6 +16,7 @@ from milkglass.client.key.file import write_key
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
 from tests import tiny
+from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
 from tests.cli.kit import PASSPHRASE
 from tests.e2e.proxy import Tap
@@ -28,45 +24,6 @@ from tests.e2e.test_main_job import written_forms
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register, until
 from tests.server.real import Server
-
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass
-class Program:
-    """A command that runs, and what it printed."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text("utf-8")
-
-    def listening(self) -> str:
-        """Its address, once it listens."""
-        until(lambda: "listening on" in self.said or self.process.poll() is not None)
-        found = re.search(r"listening on (https?://\S+?)(/v1)?[;\s]", self.said)
-        assert found, self.said
-        return found[1]
-
-
-@contextmanager
-def command(folder: Path, name: str, *words: object) -> Iterator[Program]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    if "--key" in words:
-        environment["MILKGLASS_PASSPHRASE"] = PASSPHRASE
-    log = folder / f"{name}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "milkglass.cli.main", *map(str, words)], stdout=out, stderr=out, env=environment,
-            cwd=folder,
-        )  # fmt: skip
-    try:
-        yield Program(process, log)
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @dataclass

@@ -1,0 +1,143 @@
+"""`proxy --attested POLICY`: OpenAI's own client, the programs as they are, and an engine that keeps its requests."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import uvicorn
+from openai import OpenAI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from milkglass.attest.passthrough import PAD, SLOT, STATE
+from tests.attest.programs import Program, command
+from tests.attest.test_channel import Authority
+from tests.server.kit import until
+
+TEXT = "my father has a fever since yesterday"
+WORDS = ["It ", "may be ", "the flu", "."]
+CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"day": "Monday"}'}}
+TOOLS: Any = [{"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}]
+MESSAGES: Any = [{"role": "user", "content": TEXT}]
+
+
+@dataclass
+class Engine:
+    """What speaks OpenAI's API on the attested machine: bodies and headers of its requests, in order."""
+
+    asked: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.asked.append((body, dict(request.headers)))
+        if body["model"] != "m":
+            error = {"message": "no such model", "type": "NotFoundError", "code": None}
+            return JSONResponse({"error": error}, 404, {"X-Engine": "secret"})
+        head = {"id": "1", "created": 1, "model": "m"}
+        if body.get("stream"):
+            return StreamingResponse(self._events(head), media_type="text/event-stream")
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS)}
+        if "tools" in body:
+            message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
+
+    async def _events(self, head: dict[str, Any]) -> AsyncIterator[bytes]:
+        for word in WORDS:
+            choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            event = {**head, "object": "chat.completion.chunk", "choices": [choice]}
+            yield b"data: " + json.dumps(event).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+@dataclass
+class Running:
+    engine: Engine
+    front: Program
+    folder: Path
+    urls: dict[str, str]
+
+    def client(self, quiet: str = "") -> OpenAI:
+        return OpenAI(base_url=f"{self.urls[quiet]}/v1", api_key="any", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder, engine = tmp_path_factory.mktemp("plain"), Engine()
+    app = Starlette(routes=[Route("/v1/chat/completions", engine.chat, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    authority = Authority(folder)
+    certificate, key = authority.issued("server")
+    with ExitStack() as stack:
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
+        serve = ("serve", "--attested", "--software", "--cert", certificate, "--tls-key", key, "--port", 0)
+        front = stack.enter_context(command(folder, "serve", *serve, "--in-front-of", f"http://127.0.0.1:{port}"))
+        policy = folder / "policy.toml"
+        port = int(front.listening().rpartition(":")[2])
+        policy.write_text(f'version = 1\nserver = "https://localhost:{port}"\nkinds = ["software"]\n')
+        proxy = ("proxy", "--attested", policy, "--certificate", authority.file, "--open", "--port", 0)
+        started = {
+            quiet: stack.enter_context(command(folder, f"proxy{quiet}", *proxy, *(("--quiet", quiet) if quiet else ())))
+            for quiet in ("", "whole", "slots")
+        }
+        yield Running(engine, front, folder, {quiet: one.listening() for quiet, one in started.items()})
+
+
+@pytest.mark.parametrize("quiet", ["", "whole", "slots"])
+def test_openais_client_chats_streams_calls_tools_and_gets_errors(running: Running, quiet: str) -> None:
+    with running.client(quiet) as client:
+        whole = client.chat.completions.create(model="m", messages=MESSAGES)
+        assert whole.choices[0].message.content == "".join(WORDS)
+        parts = [*client.chat.completions.create(model="m", messages=MESSAGES, stream=True)]
+        assert [one.choices[0].delta.content for one in parts] == WORDS
+        called = client.chat.completions.create(model="m", messages=MESSAGES, tools=TOOLS).choices[0].message
+        assert called.tool_calls and called.tool_calls[0].to_dict()["function"] == CALL["function"]
+        with pytest.raises(openai.NotFoundError, match="no such model"):
+            client.chat.completions.create(model="other", messages=MESSAGES)
+    body, headers = running.engine.asked[-1]
+    assert body == {"model": "other", "messages": MESSAGES}, "the text reaches the engine as it is"
+    assert "authorization" not in headers and "openai" not in json.dumps(headers).lower(), headers
+
+
+@pytest.mark.parametrize(("quiet", "size"), [("whole", PAD), ("slots", SLOT)])
+def test_a_quiet_answer_has_one_size_and_every_answer_says_not_attested(
+    running: Running, quiet: str, size: int
+) -> None:
+    for words in ({}, {"stream": True}):
+        body = {"model": "m", "messages": MESSAGES, **words}
+        answer = httpx2.post(f"{running.urls[quiet]}/v1/chat/completions", json=body, timeout=60)
+        assert answer.headers[STATE] == "NOT ATTESTED"
+        assert len(answer.content) % (size if words or quiet == "whole" else PAD) == 0
+    for path in ("/metrics", "/v1/files"):
+        refused = httpx2.get(f"{running.urls['']}{path}", timeout=60)
+        assert refused.status_code == 404
+
+
+def test_where_the_policy_does_not_hold_no_request_leaves(running: Running) -> None:
+    """The policy does not take software: each request fails before it is sent, and the answer names the reason."""
+    strict = running.folder / "strict.toml"
+    strict.write_text((running.folder / "policy.toml").read_text().replace('kinds = ["software"]', "[tdx]"))
+    asked = len(running.engine.asked)
+    words = ("proxy", "--attested", strict, "--certificate", running.folder / "authority.pem", "--open", "--port", 0)
+    with command(running.folder, "strict", *words) as proxy:
+        body = {"model": "m", "messages": MESSAGES}
+        answer = httpx2.post(f"{proxy.listening()}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 502 and "no section for software" in answer.json()["error"]["message"]
+        assert answer.headers[STATE] == "by policy"
+    assert len(running.engine.asked) == asked and TEXT not in proxy.said and TEXT not in running.front.said
