@@ -62,7 +62,7 @@ def engine(listener: socket.socket, ids: list[int]) -> None:
     asyncio.run(main())
 
 
-def proxy(listener: socket.socket, url: str, key: bytes) -> None:
+def proxy(listener: socket.socket, url: str, key: Any) -> None:
     from milkglass.engines.upstream import Upstream
     from milkglass.engines.vllm import VLLM
     from milkglass.proxy.backend import Backends, connected
@@ -75,18 +75,20 @@ def proxy(listener: socket.socket, url: str, key: bytes) -> None:
     asyncio.run(main())
 
 
-def _codec(root: bytes) -> Any:
-    from dataclasses import replace
-
-    from milkglass.client.codec.codec import Codec
+def _key() -> Any:
     from milkglass.client.key.key import Key, KeyInfo
     from milkglass.client.layout import tokenizer_digest
     from milkglass.models.resolve import resolve
 
-    folder = resolve("demo:smollm2")
-    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
-    key = Key.new("sha256:bench", 49_152, (), info)
-    return Codec.open(replace(key, secret=root), folder)
+    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(resolve("demo:smollm2"))})
+    return Key.new("sha256:bench", 49_152, (), info)
+
+
+def _codec(key: Any) -> Any:
+    from milkglass.client.codec.codec import Codec
+    from milkglass.models.resolve import resolve
+
+    return Codec.open(key, resolve("demo:smollm2"))
 
 
 async def _head(reader: asyncio.StreamReader) -> str:
@@ -139,8 +141,8 @@ def main() -> None:
     from milkglass.proxy.run import LIMITS, ProxyAddress
     from milkglass.server.process import listen
 
-    root = bytes(32)
-    codec = _codec(root)
+    key = _key()
+    codec = _codec(key)
     ids = codec.encode([WORDS]).ids[0].tolist()
     listeners = [listen(ProxyAddress(), LIMITS) for _ in range(2)]
     for one in listeners:
@@ -148,7 +150,7 @@ def main() -> None:
     ports = [one.getsockname()[1] for one in listeners]
     work = [
         multiprocessing.Process(target=engine, args=(listeners[0], ids), daemon=True),
-        multiprocessing.Process(target=proxy, args=(listeners[1], f"http://127.0.0.1:{ports[0]}", root), daemon=True),
+        multiprocessing.Process(target=proxy, args=(listeners[1], f"http://127.0.0.1:{ports[0]}", key), daemon=True),
     ]
     for one in work:
         one.start()
