@@ -172,7 +172,7 @@ def proxy(
             raise UsageError(
                 f"--server is {server.server}, and the policy is for {channel.policy.server}", "leave one out"
             )
-        server = replace(server, server=channel.policy.server)
+        server, address = replace(server, server=channel.policy.server), replace(address, attested=_state(channel))
     upstream = endpoint.upstream(server, channel)
     names, files = named_keys(endpoint.serves or ())
     unlocked = _opened(key, files)
@@ -213,6 +213,11 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
     return AttestedChannel(rules, verifier(rules, known, files), server.certificate, said)
 
 
+def _state(channel: AttestedChannel) -> str:
+    """Returns what each answer's header says of the server."""
+    return "NOT ATTESTED" if channel.policy.kinds else "by policy"
+
+
 def _plain(
     channel: AttestedChannel, address: ProxyAddress, endpoint: EndpointOptions, server: ServerOptions,
     quiet: Literal["whole", "slots"] | None,
@@ -223,11 +228,10 @@ def _plain(
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
 
-    attested = not channel.policy.kinds
-    if not attested:
+    if channel.policy.kinds:
         note(NOT_ATTESTED)
     logs.configure(logging.WARNING)
-    proxied = PlainProxy(channel, address.token, read_token(server.token_file), quiet, attested, LIMITS)
+    proxied = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
     command = f"proxy --attested to {channel.policy.server}"
 
     process.run(proxied.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))

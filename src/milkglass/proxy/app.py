@@ -52,9 +52,13 @@ class PageRoutes:
 
 
 def create_app(
-    backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None
-) -> FastAPI:
-    """Returns the application. Without a token any API key is accepted, from this machine only."""
+    backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None,
+    attested: str | None = None,
+) -> FastAPI:  # fmt: skip
+    """Returns the application. Without a token any API key is accepted, from this machine only.
+
+    `attested` is what each answer's header says of the server.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -67,7 +71,8 @@ def create_app(
     if page is not None:
         app.include_router(page.router)
     refusals.install(app)
-    app.add_middleware(LocalGuard, token=token, further=None if page is None else page.token, limits=limits or Limits())
+    further = None if page is None else page.token
+    app.add_middleware(LocalGuard, token=token, further=further, limits=limits or Limits(), attested=attested)
     return app
 
 

@@ -13,6 +13,7 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from milkglass.attest.passthrough import STATE
 from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
@@ -34,8 +35,17 @@ HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
-    def __init__(self, app: ASGIApp, token: str | None, further: str | None, limits: Limits) -> None:
-        """Wraps an application. A token of None: none is needed; `further` is another that is accepted too."""
+    def __init__(
+        self, app: ASGIApp, token: str | None, further: str | None, limits: Limits, attested: str | None = None
+    ) -> None:
+        """Wraps an application.
+
+        Args:
+            token: None: none is needed.
+            further: another that is accepted too.
+            attested: what each answer's header says of the server. None: there is no such header.
+        """
+        self._state = [] if attested is None else [(STATE.lower().encode(), attested.encode())]
         known = [] if token is None else [token, *([] if further is None else [further])]
         self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)
@@ -50,6 +60,8 @@ class LocalGuard:
         async def answer(message: Message) -> None:
             nonlocal begun
             begun = True
+            if message["type"] == "http.response.start" and self._state:
+                message = {**message, "headers": [*message["headers"], *self._state]}
             try:
                 async with asyncio.timeout(READER):
                     await send(message)

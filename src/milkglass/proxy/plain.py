@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, STATE, Quiet
+from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, Quiet
 from milkglass.errors import Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
@@ -33,12 +33,12 @@ class PlainProxy:
         token: what applications give as their API key. None: anything.
         server_token: what the server asks for, in place of the application's key; "" for none.
         quiet: how answers come.
-        attested: whether hardware attests the server; False for the software stand-in.
+        attested: what each answer's header says of the server.
     """
 
     def __init__(
         self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
-        attested: bool, limits: Limits,
+        attested: str, limits: Limits,
     ) -> None:  # fmt: skip
         self.channel, self.token, self.server_token = channel, token, server_token
         self.quiet, self.attested, self.limits = quiet, attested, limits
@@ -51,10 +51,10 @@ class PlainProxy:
             yield
             await self.channel.close()
 
-        endpoint = passthrough.answering(self.forward, {STATE: "by policy" if self.attested else "NOT ATTESTED"})
+        endpoint = passthrough.answering(self.forward, {})
         routes = [Route(path, endpoint, methods=[method]) for path, method in passthrough.PATHS.items()]
         app = Starlette(routes=routes, lifespan=running)
-        app.add_middleware(LocalGuard, token=self.token, further=None, limits=self.limits)
+        app.add_middleware(LocalGuard, token=self.token, further=None, limits=self.limits, attested=self.attested)
         return app
 
     async def forward(self, request: Request) -> Response:

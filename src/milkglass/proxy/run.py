@@ -28,7 +28,12 @@ LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Where a proxy listens, and the API key. None: any is accepted, from this machine only."""
+    """Where a proxy listens, and what it answers.
+
+    Attributes:
+        token: the API key. None: any is accepted, from this machine only.
+        attested: what each answer's header says of an attested server. None: there is none.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -36,6 +41,7 @@ class ProxyAddress:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     connections: Limits = LIMITS
+    attested: str | None = None
 
 
 class Page(Protocol):
@@ -107,7 +113,7 @@ async def serve(
     notice: Log = no_log,
 ) -> None:
     """Serves until SIGINT or SIGTERM. `ready` receives the address once connections are accepted."""
-    app, url = create_app(backends, address.token, page, limits), url_of(listener, address)
+    app, url = create_app(backends, address.token, page, limits, address.attested), url_of(listener, address)
     gc.collect()
     gc.freeze()  # so that the libraries' objects are not collected again and again while answers are running
     loop = asyncio.get_running_loop()
