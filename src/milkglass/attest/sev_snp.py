@@ -50,7 +50,7 @@ class Report:
         raw: all bytes.
         policy, platform: flags of the guest's policy and of the platform.
         signing_key: its number.
-        reported, current, committed, launch: eight bytes of versions each.
+        reported, committed: eight bytes of versions each.
     """
 
     raw: bytes
@@ -61,13 +61,10 @@ class Report:
     signing_key: int
     report_data: bytes
     measurement: bytes
-    host_data: bytes
     chip_id: bytes
     migration_agent: bytes
     reported: bytes
-    current: bytes
     committed: bytes
-    launch: bytes
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -87,8 +84,8 @@ class Report:
         if not policy & RESERVED:
             raise AttestationError("policy", f"the guest's policy {policy:#x} lacks the bit that is always set")
         return cls(
-            raw, version, policy, vmpl, platform, key >> 2 & 7, raw[0x50:0x90], raw[0x90:0xC0], raw[0xC0:0xE0],
-            raw[0x1A0:0x1E0], raw[0x160:0x180], raw[0x180:0x188], raw[0x38:0x40], raw[0x1E0:0x1E8], raw[0x1F0:0x1F8],
+            raw, version, policy, vmpl, platform, key >> 2 & 7, raw[0x50:0x90], raw[0x90:0xC0],
+            raw[0x1A0:0x1E0], raw[0x160:0x180], raw[0x180:0x188], raw[0x1E0:0x1E8],
         )  # fmt: skip
 
 
