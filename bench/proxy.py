@@ -25,6 +25,7 @@ from typing import Any
 
 QUESTION = [{"role": "user", "content": "When does the pharmacy close on Fridays, and do they have ear drops?"}]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+Target = tuple[int, str, dict[str, Any]]  # port, path, body
 WORDS = (
     "The pharmacy closes at six on Fridays, and the ear drops are kept behind the counter; please bring the letter. "
 )
@@ -91,6 +92,13 @@ def _codec(key: Any) -> Any:
     return Codec.open(key, resolve("demo:smollm2"))
 
 
+def with_tokens(body: dict[str, Any], count: int) -> dict[str, Any]:
+    """Returns a request for so many tokens."""
+    if "sampling_params" in body:
+        body = {**body, "sampling_params": {**body["sampling_params"], "max_tokens": count}}
+    return {**body, "max_tokens": count} if "max_tokens" in body else body
+
+
 async def _head(reader: asyncio.StreamReader) -> str:
     try:
         return (await reader.readuntil(b"\r\n\r\n")).decode().lower().replace("get ", "GET ")
@@ -155,7 +163,11 @@ def main() -> None:
     for one in work:
         one.start()
     try:
-        result = asyncio.run(measured(asked, ports, codec.encode_chat(QUESTION).tolist(), work[1].pid))
+        prompt = codec.encode_chat(QUESTION).tolist()
+        body = {"model": "m", "token_ids": prompt, "sampling_params": {"max_tokens": asked.tokens, "temperature": 0}}
+        chat = {"model": "m", "messages": QUESTION, "max_tokens": asked.tokens, "temperature": 0, "stream": True}
+        bare, behind = (ports[0], "/inference/v1/generate", body), (ports[1], "/v1/chat/completions", chat)
+        result = asyncio.run(measured(asked, bare, behind, [work[1].pid]))
     finally:
         for one in work:
             one.terminate()
@@ -166,17 +178,18 @@ def main() -> None:
         asked.json.write_text(json.dumps({**result, "machine": platform.machine(), **now()}, indent=1) + "\n")
 
 
-def processor(pid: int) -> float:
-    """Milliseconds of the processor that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processor(pids: list[int]) -> float:
+    """Milliseconds of the processor that processes have used."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return 1000 * sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
-async def measured(asked: argparse.Namespace, ports: list[int], prompt: list[int], pid: int) -> dict[str, Any]:
-    sampling = {"max_tokens": asked.tokens, "temperature": 0}
-    bare = (ports[0], "/inference/v1/generate", {"model": "m", "token_ids": prompt, "sampling_params": sampling})
-    chat = {"model": "m", "messages": QUESTION, "max_tokens": asked.tokens, "temperature": 0, "stream": True}
-    behind = (ports[1], "/v1/chat/completions", chat)
+async def measured(asked: argparse.Namespace, bare: Target, behind: Target, pids: list[int]) -> dict[str, Any]:
+    """Prints what stands between the engine, `bare`, and `behind` adds, and returns it.
+
+    Args:
+        pids: the processes in between.
+    """
     await streams(*bare, 2)
     for _ in range(200):
         try:
@@ -185,18 +198,17 @@ async def measured(asked: argparse.Namespace, ports: list[int], prompt: list[int
         except (AssertionError, ConnectionError):
             await asyncio.sleep(0.1)
     request, token, alone, cpu_token, cpu_request, short = (list[float]() for _ in range(6))
-    one_bare = (*bare[:2], {**bare[2], "sampling_params": {**sampling, "max_tokens": 1}})
-    one_behind = (*behind[:2], {**chat, "max_tokens": 1})
+    one_bare, one_behind = ((*way[:2], with_tokens(way[2], 1)) for way in (bare, behind))
     for _ in range(asked.rounds):
-        before = processor(pid)
+        before = processor(pids)
         wholes = [(await streams(*one_behind, asked.streams))[1] for _ in range(10)]
-        cpu_request.append((processor(pid) - before) / (10 * asked.streams))
+        cpu_request.append((processor(pids) - before) / (10 * asked.streams))
         bares = [(await streams(*one_bare, asked.streams))[1] for _ in range(10)]
         short.append(1000 * (statistics.mean(wholes) - statistics.mean(bares)) / asked.streams)
         first, whole = await streams(*bare, asked.streams)
-        before = processor(pid)
+        before = processor(pids)
         first_behind, whole_behind = await streams(*behind, asked.streams)
-        spent = (processor(pid) - before) / asked.streams - cpu_request[-1]
+        spent = (processor(pids) - before) / asked.streams - cpu_request[-1]
         cpu_token.append(spent / (asked.tokens - 1))
         request.append(1000 * (first_behind - first) / asked.streams)
         token.append(1000 * (whole_behind - whole) / (asked.streams * asked.tokens))

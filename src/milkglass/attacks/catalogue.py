@@ -26,6 +26,7 @@ from milkglass.attacks.gradients.optimisation.grab import GRAB
 from milkglass.attacks.gradients.optimisation.lamp import LAMP
 from milkglass.attacks.gradients.seed_search import SeedSearch
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
+from milkglass.attacks.gradients.truncated_spans import TruncatedSpans
 from milkglass.attacks.hidden_states.era import ERA
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.attacks.hidden_states.float_holes import FloatHoles
@@ -107,6 +108,7 @@ GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     GRAB(),
     DAGER(),
     SurvivingEntries(),
+    TruncatedSpans(),
     FloatHolesRows(),
     SeedSearch(),
     ShadowSampling(),

@@ -178,20 +178,27 @@ def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
 
 def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
     """Returns which tokens are in all spans at each position; None if at some position these are more than `most`."""
-    placed = depends_on_position(entrance)
-    t = positions if placed else 1
-    size, width = entrance.step.table.shape
-    parts = []
-    for ids in torch.arange(size).split(max(1, FLOATS // (t * width))):
-        embeds = entrance.step.embedded(ids[:, None].expand(-1, t)).detach()
-        parts.append(farthest(spans, entrance.read(embeds)))
-    away = torch.cat(parts)  # (v, t)
+    away = vocabulary_distances(entrance, spans, positions)
     if int((away < tolerance).sum(0).max()) > most:
         return None
     order = away.argsort(dim=0)
     kept = (away < tolerance).sum(0).tolist()
     every = tuple(tuple(order[:count, at].tolist()) for at, count in enumerate(kept))
-    return SpanTokens(every, tuple(order[0].tolist()), placed)
+    return SpanTokens(every, tuple(order[0].tolist()), depends_on_position(entrance))
+
+
+def vocabulary_distances(entrance: Entrance, spans: Sequence[Span], positions: int) -> Tensor:
+    """Returns (v, t) how far each token's state at each position is from the spans.
+
+    Where states do not depend on the position, t is 1.
+    """
+    t = positions if depends_on_position(entrance) else 1
+    size, width = entrance.step.table.shape
+    parts = []
+    for ids in torch.arange(size).split(max(1, FLOATS // (t * width))):
+        embeds = entrance.step.embedded(ids[:, None].expand(-1, t)).detach()
+        parts.append(farthest(spans, entrance.read(embeds)))
+    return torch.cat(parts)
 
 
 def depends_on_position(entrance: Entrance) -> bool:

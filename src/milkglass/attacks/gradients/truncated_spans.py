@@ -1,0 +1,145 @@
+"""Truncated spans: DAGER's test by the strongest directions of a gradient, for gradients that were pruned.
+
+Random pruning gives every gradient full rank, so that no vector is outside of its span. But it adds, to a share of the
+gradient, an error whose singular values are all alike: the largest directions still lean on what entered the layer. The
+attack takes as many of them as there are tokens, and for each position the token that is nearest to them.
+
+    B = the first t right singular vectors of the gradients of queries, keys and values, stacked
+    |v - B B^T v| / |v|        smallest for a token that was read
+
+How much that tells depends on the width of the model: of any vector a share sqrt(t / d) lies in t directions of d.
+
+Where positions enter inside the attention alone, the first layer shows tokens without their places. Then texts are
+grown as in DAGER, by the directions of the second layer, of which the text covers most. The last token of a text, which
+the next-token loss does not read, is left out. The attack reads batches of one text of known length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import svds
+from torch import Tensor
+
+from milkglass import papers
+from milkglass.attacks.gradients.dager_layers import (
+    DISTINCT,
+    Entrance,
+    Text,
+    blocks,
+    depends_on_position,
+    spans_of,
+    states,
+    vocabulary_distances,
+)
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.gradients.spans import Span
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.sequences import Ids
+from milkglass.threat.budget import Budget
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript
+
+DENSE = 4  # above one direction of so many, all are computed
+
+
+@dataclass(frozen=True)
+class TruncatedSpans(Inversion):
+    """The truncated spans attack.
+
+    Attributes:
+        candidates: how many of the nearest tokens, for each token of the text, texts are grown from.
+        most: the most prefixes at a time.
+    """
+
+    candidates: int = 4
+    most: int = 64
+
+    name = "truncated-spans"
+    title = "Truncated spans (DAGER's test after pruning)"
+    paper = papers.ours("The nearest tokens to the strongest directions of a gradient, as many as there are tokens")
+    uses = frozenset({"lengths"})
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "most"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        try:
+            for layer in (0, 1):
+                Entrance(required(knowledge.step), layer)
+        except UnsupportedModel as error:
+            return str(error)
+        return super().refuses(transcript, knowledge)
+
+    def misses(self, batch: SharedBatch) -> str | None:
+        if batch.size > 1:
+            return f"a batch holds {batch.size} texts, and only one can be read at a time"
+        if batch.lengths is None:
+            return "the attacker does not know the lengths"
+        if truncated(batch, Entrance(batch.step, 0), 1) is None:
+            return "no gradient of the queries, keys and values of layer 1 is shared"
+        return None
+
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        count = int(required(batch.lengths)[0]) - (batch.step.task == "next-token")
+        low = Entrance(batch.step, 0)
+        first = truncated(batch, low, count)
+        if first is None:
+            return [np.empty(0, np.int64)]
+        away = vocabulary_distances(low, [first], count)
+        if depends_on_position(low):
+            return [away.argmin(0).numpy().astype(np.int64)]
+        nearest = away[:, 0].argsort()[: self.candidates * count].tolist()
+        high = Entrance(batch.step, 1)
+        second = truncated(batch, high, count)
+        text = tuple(nearest[:count]) if second is None else self._grown(high, second, nearest, count, budget)
+        return [np.array(text, np.int64)]
+
+    def _grown(self, entrance: Entrance, span: Span, options: Sequence[int], count: int, budget: Budget) -> Text:
+        """Returns the text of `count` tokens whose states cover most of the span, prefix by prefix."""
+        alive: list[Text] = [()]
+        while len(alive[0]) < count and budget.left() > 0:
+            longer = [(*prefix, token) for prefix in alive for token in options]
+            covered = torch.cat([coverage(span, states(entrance, part)) for part in blocks(longer)])
+            alive = [longer[one] for one in covered.argsort(descending=True)[: self.most].tolist()]
+        return alive[0]
+
+
+def coverage(span: Span, vectors: Tensor) -> Tensor:
+    """Returns (b,) how many directions of the span the states (b, t, d) of texts cover, up to t.
+
+    Of each state the part counts that is new beside those before it: a text's first token repeated has one state, which
+    always lies in the span.
+    """
+    new, size = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
+    inside = (span.basis.float().T @ new).square().sum(1)  # (b, t)
+    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > DISTINCT)).sum(1)
+
+
+def truncated(batch: SharedBatch, entrance: Entrance, count: int) -> Span | None:
+    """Returns the span of the strongest `count` directions of the gradients at an entrance. None: none is shared.
+
+    A gradient of lower rank has its own span, which is exact.
+    """
+    if exact := [one for one in spans_of(batch, entrance, count) if one.rank <= count]:
+        return exact[0]
+    grads = [(batch.tensor(one.name), one.transposed) for one in entrance.matrices]
+    kept = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
+    if not kept:
+        return None
+    stacked = torch.cat([one / one.norm() for one in kept])
+    return Span(strongest(stacked, count), None, False)
+
+
+def strongest(rows: Tensor, count: int) -> Tensor:
+    """Returns (d, count) the first right singular vectors of rows (m, d), orthonormal, in float64."""
+    count = min(count, *rows.shape)
+    if count * DENSE > min(rows.shape):
+        return torch.linalg.svd(rows.double(), full_matrices=False)[2][:count].T.contiguous()
+    values, right = svds(rows.numpy(), k=count, random_state=0, return_singular_vectors="vh")[1:]
+    return torch.from_numpy(right[values.argsort()[::-1]].T.astype(np.float64))
