@@ -1,10 +1,14 @@
 """Fill the figures of README and docs from recipes/results: `make figures`, which is this program without --check.
 
-A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
-NAME the name of a number of a record in it (milkglass/experiments/record.py). The number of decimals stays. `<!-- state
-RECIPE -->result<!-- end -->` is what a recipe has: a result, a quick result, or none; after `state RECIPE in full` a
-quick result does not count. Each plot of `PLOTS` is drawn from results that have one model, one training and the same
-rows. With --check nothing is written, and the exit status is 1 where anything differs.
+    <!-- figure RECIPE:NAME -->98<!-- end -->     a number of recipes/results/RECIPE.json; its decimals stay
+    <!-- printed RECIPE:NAME -->98<!-- end -->    what the paper has for it
+    <!-- state RECIPE -->result<!-- end -->       what a recipe has, with a link: a result, a quick result, or none
+    <!-- state RECIPE in full -->...              likewise, and a quick result does not count
+    <!-- items -->...                             how many items of the pages in docs/papers have which state
+
+NAME is that of a number of a record (milkglass/experiments/record.py). Each plot of `PLOTS` is drawn from results that
+have one model, one training and the same rows. With --check nothing is written, and the exit status is 1 where anything
+differs.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +25,7 @@ from milkglass.experiments.record import numbers, read
 from milkglass.experiments.report import frontier
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "THREATS.md", "docs/*.md")
+PAGES = ("README.md", "THREATS.md", "docs/papers/*.md", "docs/*.md")
 SST2 = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
     "cmif_table1.quick", "coarse_epsilon.quick",
@@ -66,19 +71,34 @@ PLOTS = (
         "frontier-news", "ag_news", TASKS, f"MiniLM, 4,000 news of four topics, three epochs, one seed. {BARS}", NAMES
     ),
 )
-FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
+FIGURE = re.compile(r"(<!-- (figure|printed) ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
 STATE = re.compile(r"(<!-- state (\w+)( in full)? -->)[^<]*(<!-- end -->)")
 
 
-def filled(text: str, results: Path) -> str:
+ITEMS = re.compile(r"(<!-- items -->\n).*?(<!-- end -->)", re.DOTALL)
+NO_RESULT, NOT_IN_FULL = "recipe without a result", "not run in full"
+KINDS = {  # of items, by what their state says; the first that it says counts
+    "recipe alone": (NO_RESULT, NOT_IN_FULL),
+    "quick result": ("[quick result]",),
+    "full result": ("[result]",),
+    "result of a bench": ("result of a bench",),
+    "tested": ("tested",),
+    "not built": ("not built",),
+}
+
+
+def filled(text: str, page: Path, root: Path = ROOT) -> str:
     """The page with each marked figure as it was measured. Raises KeyError for a figure that was not."""
-    known: dict[str, dict[str, float]] = {}
+    known: dict[str, dict[str, dict[str, float]]] = {}
+    results, up = root / "recipes" / "results", "../" * (len(page.relative_to(root).parts) - 1)
 
     def figure(match: re.Match[str]) -> str:
-        begin, recipe, name, old, end = match.groups()
+        begin, kind, recipe, name, old, end = match.groups()
         if recipe not in known:
-            known[recipe] = numbers(read(json.loads((results / f"{recipe}.json").read_text("utf-8"))))
-        value = known[recipe][name]
+            records = read(json.loads((results / f"{recipe}.json").read_text("utf-8")))
+            printed = {one.name: float(one.published) for one in records if one.published is not None}
+            known[recipe] = {"figure": numbers(records), "printed": printed}
+        value = known[recipe][kind][name]
         return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
 
     def state(match: re.Match[str]) -> str:
@@ -86,12 +106,32 @@ def filled(text: str, results: Path) -> str:
         if not (results.parent / f"{recipe}.toml").is_file():
             raise KeyError(f"there is no recipe {recipe}")
         full, quick = ((results / f"{recipe}{suffix}.json").is_file() for suffix in ("", ".quick"))
-        quick = quick and not whole
-        if not full and not quick:
-            return f"{begin}recipe without a result{end}"
-        return f"{begin}{'result' if full else 'quick result'}{end}"
+        if not full and (whole or not quick):
+            return f"{begin}{NOT_IN_FULL if quick else NO_RESULT}{end}"
+        words, file = ("result", recipe) if full else ("quick result", f"{recipe}.quick")
+        return f"{begin}[{words}]({up}recipes/results/{file}.json){end}"
 
-    return STATE.sub(state, FIGURE.sub(figure, text))
+    def items(match: re.Match[str]) -> str:
+        return f"{match[1]}{counted(root)}{match[2]}"
+
+    return ITEMS.sub(items, STATE.sub(state, FIGURE.sub(figure, text)))
+
+
+def counted(root: Path) -> str:
+    """A table of how many items of each paper have which state."""
+    lines, total = [f"| paper | items | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 2) + "|"], Counter[str]()
+    for page in sorted((root / "docs" / "papers").glob("*.md")):
+        _, _, table = page.read_text("utf-8").partition("## Every table and figure")
+        rows = [line.rstrip(" |").rpartition(" | ")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+        found = Counter(next(kind for kind, said in KINDS.items() if any(one in row for one in said)) for row in rows)
+        if rows:
+            total += found
+            lines.append(_line(f"[{page.stem}](papers/{page.name})", found))
+    return "\n".join([*lines, _line("all", total)]) + "\n"
+
+
+def _line(name: str, found: Counter[str]) -> str:
+    return f"| {name} | {found.total()} | {' | '.join(str(found[kind]) for kind in KINDS)} |"
 
 
 def frontier_plot(results: Path, plot: Plot) -> str | None:
@@ -113,7 +153,7 @@ def main() -> int:
     for pattern in PAGES:
         for page in sorted(ROOT.glob(pattern)):
             old = page.read_text("utf-8")
-            new = filled(old, ROOT / "recipes" / "results")
+            new = filled(old, page)
             if new != old:
                 stale += 1
                 print(f"{page.relative_to(ROOT)}: figures differ from recipes/results")
