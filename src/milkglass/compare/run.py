@@ -37,7 +37,7 @@ from milkglass.progress import Log, duration
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 3  # of what a run keeps
+RUN_VERSION = 4  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
 
@@ -51,7 +51,7 @@ class TimeLimits:
 
     Attributes:
         seconds: of the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
-        attacks: seconds of the processor for the attacks on one way.
+        attacks: work for the attacks on one way (`Budget.of_work`), in seconds of one core. No clock decides it.
     """
 
     seconds: float = math.inf
@@ -230,14 +230,14 @@ class _Run:
         begun = time.monotonic()
         most = max(self.limits.attacks, way.attacks)
         self.log(f"{way.title}: attacked, for {duration(min(most, seconds))} at most")
-        budget = Budget(most, stopped=lambda: time.monotonic() > begun + seconds)
+        budget = Budget.of_work(most, lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
                 self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
 
         reading = attackers.reading_of(
-            self.setting, answered.cell, self.public, budget, self.out / "attacks" / way.name, ended
+            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most:g}", ended
         )
         self._attacked.append(time.monotonic() - begun)
         return reading

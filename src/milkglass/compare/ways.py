@@ -121,7 +121,7 @@ class Way(abc.ABC):
         command: the next command; {model}, {rows} and {kept} are filled in.
         quick: whether `--quick` runs it.
         tasks: the rows that it is for.
-        attacks: seconds of the processor that attacks on it need at least, if the attack that undoes it needs more than
+        attacks: seconds of work that attacks on it need at least, if the attack that undoes it needs more than
             a comparison gives.
     """
 
