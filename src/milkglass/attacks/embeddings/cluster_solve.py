@@ -329,6 +329,7 @@ class ClusterSolve(Solver):
         search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
         search.verbatim()
         search.measure()
+        budget.spend(work.elements(5.0 * (search.mixed.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)
         return _candidates(search)
