@@ -47,8 +47,6 @@ def attacks(changed: Mapping[str, Mapping[str, int]]) -> dict[str, Attack]:
     return {name: replace(one, **changed.get(name, {})) for name, one in ATTACKS.items()}  # type: ignore[type-var]
 
 
-
-
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Scene]:
     folder, made = tmp_path_factory.mktemp("work"), dict[str, Scene]()

@@ -83,7 +83,13 @@ def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_expla
 # --- words ------------------------------------------------------------------------------------------------------------
 def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this accuracy, so many points above what the user has alone, of which this share is read."""
-    seen = None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05)
+    seen = (
+        None
+        if read is None
+        else Reading(
+            "an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05, masks={"masks guessed": 0.5}
+        )
+    )
     gap = None if above is None else Interval(above, above - 0.02, above + 0.02, 400)
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.03, value + 0.03, 400), above=gap,
