@@ -118,16 +118,19 @@ def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
     return path
 
 
-def attacked(scene: Scene, work: float, seed: int) -> dict[str, dict[str, float]]:
+def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> dict[str, dict[str, float]]:
     """Returns the share of tokens that each attack reads, by attacker."""
     result: dict[str, dict[str, float]] = {}
-    for one in run(scene, ATTACKS, None, Budget.of_work(work), seed).cells:
+    chosen = {name: ATTACKS[name] for name in names}
+    for one in run(scene, chosen, None, Budget.of_work(work), seed).cells:
         if one.state == "done" and "tokens top-1" in one.measures:
             result.setdefault(one.attack, {})[one.adversary] = round(100 * one.measures["tokens top-1"].value, 1)
     return result
 
 
-def compared(base: Checkpoint, defence: Defence, texts: Sequence[str], work: float, seed: int) -> dict[str, Any]:
+def compared(
+    base: Checkpoint, defence: Defence, texts: Sequence[str], names: Sequence[str], work: float, seed: int
+) -> dict[str, Any]:
     """Returns the figures of the three audits of one defence."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -135,13 +138,13 @@ def compared(base: Checkpoint, defence: Defence, texts: Sequence[str], work: flo
         rows = captured.read(recorded(client, texts, home / "captured.jsonl"))
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
-        found = {"captured": attacked(captured.scene_of(base, rows, seed), work, seed)}
+        found = {"captured": attacked(captured.scene_of(base, rows, seed), names, work, seed)}
         if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.rest()):
             served = Checkpoint.open(server.folder)
             found["captured, with the server's model"] = attacked(
-                captured.scene_of(base, rows, seed, served=served), work, seed
+                captured.scene_of(base, rows, seed, served=served), names, work, seed
             )
-        found["with the client"] = attacked(scene_of(base, client, server, private, {ALIKE: others}), work, seed)
+        found["with the client"] = attacked(scene_of(base, client, server, private, {ALIKE: others}), names, work, seed)
     return found
 
 
@@ -153,12 +156,16 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--work", type=float, default=120.0, help="for the attacks of one audit, in seconds of a core")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="names with commas between")
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help="names with commas between")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(words)
     base = Checkpoint.open(resolve(given.model))
     texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
-    result = {name: compared(base, defences()[name], texts, given.work, given.seed) for name in chosen}
+    result = {
+        name: compared(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed)
+        for name in chosen
+    }
     files.write(given.out, json.dumps({"texts": len(texts), "work": given.work, "results": result}, indent=1) + "\n")
 
 

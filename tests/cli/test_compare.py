@@ -360,3 +360,17 @@ def test_rows_of_one_class_are_refused_before_anything_is_written(tmp_path: Path
     rows.write_text("text,label\n" + "the nurse called,a\n" * 120, "utf-8")
     refused(call("compare", tiny.save("bert", tmp_path / "bert"), rows, "--out", out), 5, "has 1 label only")
     assert not out.exists()
+
+
+def test_a_training_that_does_not_fit_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    monkeypatch.setattr("milkglass.compare.run.memory", lambda available: 1000)
+    out = tmp_path / "out"
+    result = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear,rnm,obfuslm")
+    assert result.exit_code != 0 and "of memory at least to train (2 ways take more than there is)" in result.stderr
+    assert "--ways commonest,linear" in result.stderr
+    assert not (out / "runs").exists(), "nothing was begun"
+    done = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear")
+    assert done.exit_code == 0, "what is not trained needs no such room"

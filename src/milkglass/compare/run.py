@@ -25,7 +25,7 @@ from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.result import Compared, Reading, WayResult
-from milkglass.compare.training import loss_fall, reported_losses
+from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
@@ -34,6 +34,7 @@ from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
+from milkglass.system import memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
@@ -70,7 +71,11 @@ def compare(
         kept: where the best model with nothing sent is kept. None: it is not.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
+
+    Raises:
+        MemoryShort: a training would not fit into the memory that is free.
     """
+    require_room(setting, ways, memory(available=True))
     require_same_run(out, {"compare": RUN_VERSION})
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
@@ -208,7 +213,8 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         before, last = means
-        return (f"its training ended early: the loss fell from {before:.2f} to {last:.2f} in the last quarter",)
+        fell = f"the loss fell from {before:.2f} to {last:.2f} in the last quarter"
+        return (f"its training ended early: {fell}; a larger --epochs may give more",)
 
     def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
