@@ -235,7 +235,8 @@ class _Run:
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
         most = max(self.limits.attacks, way.attacks)
-        self.log(f"{way.title}: attacked, for {duration(min(most, seconds))} at most")
+        ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
+        self.log(f"{way.title}: attacked, with {duration(most)} of work at most{ends}")
         budget = Budget.of_work(most, lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
