@@ -146,7 +146,7 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCa
 
 def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:
     """In parts as long as the model reads at once, and not where nothing is believed."""
-    reader = CausalReader(view(llama), Spelling.itself(N))
+    reader = CausalReader(view(llama), Spelling.itself(N), Budget())
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
     found = {int(w): s for one in reader.reads(texts, np.arange(4)) for w, s in zip(one.where, one.states, strict=True)}

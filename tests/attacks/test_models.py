@@ -110,9 +110,9 @@ def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict
     attack = InvBert(layer=1)
     both = Transcript((Weights(weights), *crossed), VOCAB)
     assert why_not(attack, both, knowledge) is None
-    states, read = attack.observed(both, ())
+    states, read = attack.observed(both, (), Budget())
     assert read.all()
-    computed, _ = attack.observed(transcript, batches(transcript.tokens))
+    computed, _ = attack.observed(transcript, batches(transcript.tokens), Budget())
     assert torch.allclose(states, computed, atol=1e-5)
     half = Transcript((Weights(weights), *crossed[:3]), VOCAB)
     assert "60 texts" in str(why_not(attack, half, knowledge))
@@ -132,7 +132,7 @@ def test_invbert_learns_from_states_as_they_cross(models: dict[str, Model], name
         wanted = [
             whole(input_ids=torch.from_numpy(ids[None]), output_hidden_states=True).hidden_states for ids in texts
         ]
-    mine, _ = InvBert(layer=layer).states(models[name], texts, batches(texts))
+    mine, _ = InvBert(layer=layer).states(models[name], texts, batches(texts), Budget())
     assert torch.allclose(mine, torch.cat([one[min(layer, 2)][0] for one in wanted]), atol=1e-5)
 
 

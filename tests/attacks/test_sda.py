@@ -68,10 +68,12 @@ def test_what_is_known_by_its_place_is_neither_replaced_nor_searched(public: Mod
     seen: list[torch.Tensor] = []
 
     class Watched(SDA):
-        def search(self, scorer: Scorer, likely: Ids, prior: np.ndarray) -> Ids:
+        def search(self, scorer: Scorer, likely: Ids, prior: np.ndarray, budget: Budget) -> Ids:
             scorer.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
-            return super().search(scorer, likely, prior)
+            return super().search(scorer, likely, prior, budget)
 
-    Watched(steps=1).search(Scorer(public, np.random.default_rng(0)), likely[sent.ids[:5]], prior[sent.ids[:5]])
+    Watched(steps=1).search(
+        Scorer(public, np.random.default_rng(0)), likely[sent.ids[:5]], prior[sent.ids[:5]], Budget()
+    )
     assert [tuple(one.shape) for one in seen] == [(1, 1), (3, 2), (9, 3), (15, 4), (15, 5)]
     assert all((one[:, 0] == 0).all() for one in seen)

@@ -110,7 +110,7 @@ def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
     symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
     reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
-    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members)
+    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
     original = texts(5, 2)
     seen = 0
     for place, members, network, chain in beliefs.read(original.mapped(symbols.of_token)):
@@ -216,7 +216,7 @@ def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(
     reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
     with torch.no_grad():
         reader.turn.weight.zero_()
-    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members)
+    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
     found = list(beliefs.read(Sequences.of([[3, 0, PAIRS + 4]])))
     assert [len(members) for _, members, _, _ in found] == [TOKENS, TOKENS, 1]
     assert found[2][1].tolist() == [TOKENS + 4]

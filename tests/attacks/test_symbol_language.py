@@ -126,7 +126,7 @@ def test_a_reader_that_says_nothing_gets_no_weight(encoder: Model, tmp_path: Pat
 def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM) -> None:
     """Of fillers every reading is the same, and then nothing speaks for the reader. Of words the likeliest listed one
     is right in five of eight places, and a topic's words go together."""
-    reader, texts = CausalReader(view(llama), Spelling.itself(N)), written(30, 5)
+    reader, texts = CausalReader(view(llama), Spelling.itself(N), Budget()), written(30, 5)
     symbols = {int(token): one for one in members() for token in one}
     options, rng = np.full((len(texts.ids), TOPICS), NO_BELIEF), np.random.default_rng(6)
     chances = np.zeros((len(texts.ids), TOPICS + 1))
@@ -166,7 +166,7 @@ def exhaustive(model: LlamaForCausalLM, options: Ids, common: np.ndarray) -> tup
 
 
 def test_a_wide_beam_finds_the_best_of_all_readings(llama: LlamaForCausalLM) -> None:
-    reader, rng = CausalReader(view(llama), Spelling.itself(N)), np.random.default_rng(4)
+    reader, rng = CausalReader(view(llama), Spelling.itself(N), Budget()), np.random.default_rng(4)
     options, common = rng.integers(START, N, (2, 4, 3)), rng.normal(size=N)
     beam = Beam(reader, 2, 27)
     for place in range(4):
@@ -184,7 +184,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
     rows[7] = np.empty(0, np.int64)
     first = np.array([one[0] if len(one) else 0 for one in rows])
     no, silent = np.zeros(N, np.bool_), np.array([not len(one) for one in rows])
-    reader = CausalReader(model, Spelling((rows, rows), np.stack([first, first]), no, no, silent))
+    reader = CausalReader(model, Spelling((rows, rows), np.stack([first, first]), no, no, silent), Budget())
     common, options = rng.normal(size=N), rng.integers(2, N, (1, 6, 4))
     options[0, 2] = 7  # spelled as nothing
     options[0, 4, 1:] = NO_BELIEF
@@ -200,7 +200,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
 
 def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) -> None:
     options = np.random.default_rng(4).integers(2, N, (1, 150, 2))
-    reader = CausalReader(view(llama), Spelling.itself(N))
+    reader = CausalReader(view(llama), Spelling.itself(N), Budget())
     assert reader.model.config.max_position_embeddings < 150
     beam = Beam(reader, 1, 2)
     for place in range(150):
@@ -211,7 +211,7 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
 
 def test_places_with_nothing_listed_stay_empty(llama: LlamaForCausalLM) -> None:
     options = np.array([[20, 21], [NO_BELIEF, NO_BELIEF], [30, NO_BELIEF]])
-    it = LanguageReader(CausalReader(view(llama), Spelling.itself(N)), np.zeros(N), 4, 1.0, (1.0, 1.0))
+    it = LanguageReader(CausalReader(view(llama), Spelling.itself(N), Budget()), np.zeros(N), 4, 1.0, (1.0, 1.0))
     found = it.read(Sequences(np.zeros(3, np.int64), np.array([3])), listed(options), Budget())
     assert sorted(found.tokens[0].tolist()) == [20, 21]
     assert found.tokens[1:].tolist() == options[1:].tolist()

@@ -25,7 +25,7 @@ TABLE = {"bert": "bert.embeddings.word_embeddings.weight", "llama-tied": "model.
 
 def hidden(model: Any, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
     """(total, d) the state of every token."""
-    return sampled(model, sequences, batches(sequences), layer)[0]
+    return sampled(model, sequences, batches(sequences), Budget(), layer)[0]
 
 
 def moved(model: Model, name: str, change: Change, sigma: Ids, seed: int) -> Model:

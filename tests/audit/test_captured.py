@@ -12,15 +12,21 @@ import pytest
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.captured import read, scene_of
+from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.run import run
+from milkglass.audit.scene import ALIKE, Scene
 from milkglass.client.codec.codec import Codec
+from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
+from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
+from milkglass.threat.observations import Tokens
 from tests import tiny
 from tests.cli.kit import call, document, refused
+from tests.hidden_states.kit import CORPUS
 
 WHO, WHAT = ("we", "the nurse", "a father", "people"), ("see", "clean", "open", "find")
 WHERE = ("wound", "house", "letter", "water")
@@ -67,6 +73,66 @@ def test_ids_of_a_permutation_are_read_by_who_ran_the_client_and_not_as_they_are
     path = captured(tmp_path / "ids.jsonl", codec, lambda ids: shuffled[ids].tolist())
     found = best_of(base, path, "as-it-is", "channel")
     assert found["as-it-is, model only"] < 0.1 and found["channel, known texts"] > 0.95
+
+
+def test_ids_in_another_order_are_graded_where_they_came(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path = captured(tmp_path / "moved.jsonl", codec, lambda ids: [*ids[2:], *ids[:2]])
+    assert best_of(base, path, "as-it-is")["as-it-is, model only"] == 1, "every id crosses as it is"
+
+
+def scrambled(base: Checkpoint, codec: Codec, folder: Path, **scheme: Any) -> tuple[Path, Checkpoint]:
+    """Returns what the house's own client sends, as if it were a vendor's, and the server's model."""
+    client, server = defence_of(scheme).split(base, CORPUS, bytes(range(32)), folder / "server")
+    (tokens,) = client.send(TEXTS)
+    assert isinstance(tokens, Tokens)
+    rows = [{"text": text, "sent": ids.tolist()} for text, ids in zip(TEXTS, tokens.ids, strict=True)]
+    path = folder / "captured.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path, Checkpoint.open(folder / "server")
+
+
+def test_the_servers_model_makes_the_figures_those_of_the_audit_by_key(
+    base: Checkpoint, codec: Codec, tmp_path: Path
+) -> None:
+    """Which attacks apply, and what each reads, where the key gives it nothing that the traffic does not."""
+    path, served = scrambled(base, codec, tmp_path, k=5, epsilon=1.0, beta=0.9)
+    rows = read(path)
+    chosen = {name: ATTACKS[name] for name in ("cluster-solve", "matching", "tfa", "decipherment", "as-it-is", "knn")}
+    order = np.random.default_rng(1).permutation(len(TEXTS))
+    private, others = ([TEXTS[i] for i in part] for part in (order[:32], order[32:]))
+    client, server = defence_of({"k": 5, "epsilon": 1.0, "beta": 0.9}).split(
+        base, CORPUS, bytes(range(32)), tmp_path / "again"
+    )
+    by_key = figures(by_halves(base, client, server, private, {ALIKE: others}), chosen)
+    found = figures(scene_of(base, rows, 1, served=served), chosen)
+    without = figures(scene_of(base, rows, 1), chosen)
+    assert len(by_key) >= 5 and {one for one, _ in by_key} - {one for one, _ in without}
+    assert {one: found.get(one) for one in by_key} == by_key
+    assert {one: without[one] for one in by_key if one in without and one[0] != "decipherment"} == {
+        one: value for one, value in by_key.items() if one in without and one[0] != "decipherment"
+    }
+
+
+def figures(scene: Scene, chosen: dict[str, Attack]) -> dict[tuple[str, str], str]:
+    cells = run(scene, chosen, None, Budget.of_work(600), 1).cells
+    done = [one for one in cells if one.state == "done" and one.adversary != "known texts"]
+    return {(one.attack, one.adversary): str(one.measures["tokens top-1"]) for one in done}
+
+
+def test_one_row_a_cluster_is_seen_in_the_servers_table(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path, served = scrambled(base, codec, tmp_path, k=4, epsilon=0.1, beta=0.9, rows="shared")
+    known = scene_of(base, read(path), 1, served=served).adversaries[0].knowledge
+    assert known.shared and not scene_of(base, read(path), 1).adversaries[0].knowledge.shared
+
+
+def test_a_server_model_that_cannot_be_it_is_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path = captured(tmp_path / "large.jsonl", codec, lambda ids: [one + 7 * tiny.VOCAB for one in ids])
+    with pytest.raises(CodecError, match=r"id \d+ was sent, and the table of bert has"):
+        scene_of(base, read(path), 1, served=base)
+    words = tmp_path / "words.jsonl"
+    words.write_text("".join(json.dumps({"text": one, "sent": one}) + "\n" for one in TEXTS), "utf-8")
+    with pytest.raises(CodecError, match="--server-model is for ids"):
+        scene_of(base, read(words), 1, served=base)
 
 
 def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -133,6 +199,10 @@ def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec
     refused(call(*run_, "--model", base.folder, "--key", tmp_path / "k"), 2, "--key")
     refused(call("audit"), 2, "--captured")
     refused(call("audit", "--text", path, "--layer", 2), 2, "--layer")
+    refused(call("audit", "--text", path, "--server-model", base.folder), 2, "--server-model")
     found = document(call(*run_, "--model", base.folder, "--json"))
     assert found["level"] == "most" and found["best"]["attack"] == "as-it-is"
     assert "100" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    table = ("--server-model", base.folder, "--out", tmp_path / "table")
+    found = document(call(*run_, "--model", base.folder, *table, "--json"))
+    assert "cluster-solve" in {one["attack"] for one in found["cells"] if one["state"] == "done"}, "it reads the table"

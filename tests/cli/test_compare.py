@@ -83,7 +83,13 @@ def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_expla
 # --- words ------------------------------------------------------------------------------------------------------------
 def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this accuracy, so many points above what the user has alone, of which this share is read."""
-    seen = None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05)
+    seen = (
+        None
+        if read is None
+        else Reading(
+            "an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05, masks={"masks guessed": 0.5}
+        )
+    )
     gap = None if above is None else Interval(above, above - 0.02, above + 0.02, 400)
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.03, value + 0.03, 400), above=gap,
@@ -354,3 +360,17 @@ def test_rows_of_one_class_are_refused_before_anything_is_written(tmp_path: Path
     rows.write_text("text,label\n" + "the nurse called,a\n" * 120, "utf-8")
     refused(call("compare", tiny.save("bert", tmp_path / "bert"), rows, "--out", out), 5, "has 1 label only")
     assert not out.exists()
+
+
+def test_a_training_that_does_not_fit_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    monkeypatch.setattr("milkglass.compare.run.memory", lambda available: 1000)
+    out = tmp_path / "out"
+    result = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear,rnm,obfuslm")
+    assert result.exit_code != 0 and "of memory at least to train (2 ways take more than there is)" in result.stderr
+    assert "--ways commonest,linear" in result.stderr
+    assert not (out / "runs").exists(), "nothing was begun"
+    done = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear")
+    assert done.exit_code == 0, "what is not trained needs no such room"

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, PreTrainedModel
 
+from milkglass.attacks import work
 from milkglass.models import torch_model
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -81,7 +82,7 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
 
 
 def sampled(
-    model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], layer: int | None = None
+    model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], budget: Budget, layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns the states of the sequences in `groups` (see `batches_within`).
 
@@ -94,6 +95,7 @@ def sampled(
         result = state(model, stacked(sequences, numbers), layer)
         out[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
         was_run[numbers] = True
+        budget.spend(work.run(model, int(sequences.lengths[numbers].sum())))
     return out, was_run
 
 

@@ -6,6 +6,8 @@ A row of a captured file holds a text and what crossed for it:
     {"text": "...", "sent": "replaced words"}        text
     {"text": "...", "sent": [[0.1, ...], ...]}       vectors, one for each token, or one for the whole text
 
+Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
+
 A random half of the rows is attacked. An attacker has the texts of the other half; a second one, who can run the
 client as its vendor can, has what was sent for them as well. The public model's own ids or states are a control: all of
 it is read.
@@ -24,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from milkglass.attacks.embeddings.sparse import equal_rows
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
 from milkglass.audit.scene import ALIKE, KNOWN, Adversary, Scene, require_enough
@@ -31,12 +34,13 @@ from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
 from milkglass.rows.place import Place, text_of
 from milkglass.rows.tables import json_rows
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Tokens
+from milkglass.threat.observations import Activations, Observation, Tokens, Weights
 
 Kind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22
@@ -98,16 +102,19 @@ def _sent(place: Place, value: Any) -> tuple[Kind, Any]:
     )
 
 
-def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: int = 0) -> Scene:
+def scene_of(
+    base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: int = 0, served: Checkpoint | None = None
+) -> Scene:
     """Returns the scene.
 
     Args:
         base: the public model whose tokenizer the client uses.
         seed: decides which half is attacked.
         layer: of vectors, how many layers the client runs before it sends.
+        served: the model on the vendor's server, to which ids are sent. None: the attacker does not have it.
 
     Raises:
-        CodecError: what was sent does not fit the public model's tokens.
+        CodecError: what was sent does not fit the public model's tokens, or the served model.
         UsageError: there are too few rows.
     """
     codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
@@ -121,11 +128,39 @@ def scene_of(base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: in
     alike = Knowledge(corpus=theirs.original)
     known = replace(alike, **captured.knows(theirs))
     attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known, "the client")]
-    size = max(len(codec.sigma), *(int(one.sent.ids.max(initial=0)) + 1 for one in (mine, theirs)))
+    top = max(int(one.sent.ids.max(initial=0)) for one in (mine, theirs))
+    rest = [] if served is None else [_weights(served, rows[0], top)]
+    size = max(len(codec.sigma), top + 1, *(one.model.size for one in rest))
     truth = replace(truth, inverse=_inverse(mine, size))
-    return public_scene(
-        base, codec, (mine.observation,), truth, [one.text for one in private], attackers, scheme=about, size=size
+    scene = public_scene(
+        base, codec, (*rest, mine.observation), truth, [one.text for one in private], attackers, scheme=about, size=size
     )
+    if not any(_shares(one.model, mine.sent.ids) for one in rest):
+        return scene
+    those = (replace(one, knowledge=replace(one.knowledge, shared=True)) for one in scene.adversaries)
+    return replace(scene, adversaries=tuple(those))
+
+
+def _weights(served: Checkpoint, row: CapturedRow, top: int) -> Weights:
+    """Returns what rests on the server. Raises CodecError if it cannot be what these ids are sent to."""
+    if row.kind != "ids":
+        raise CodecError(f"{row.place} has {WHAT[row.kind]}, and --server-model is for ids", "leave --server-model out")
+    model = Model.open(served.folder)
+    if model.size <= top:
+        raise CodecError(
+            f"id {top} was sent, and the table of {served.folder.name} has {model.size} rows",
+            "give the model that the vendor's server runs",
+        )
+    return Weights(model)
+
+
+def _shares(model: Model, sent: Ids) -> bool:
+    """Returns whether the table shows that most ids stand for clusters: other ids have the same row."""
+    used = np.unique(sent)
+    alone = np.zeros(model.size, np.bool_)
+    for rows in equal_rows(model.table).values():
+        alone[rows] = len(rows) == 1
+    return float(alone[used].mean()) < 1 / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +208,7 @@ class _Captured:
     def _aligned(self, row: CapturedRow, own: Ids, sent: Ids) -> Ids:
         """Returns where each token of a text was sent. Special tokens may be left out."""
         if len(sent) == len(own):
-            return np.arange(len(own))
+            return _moved(own, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
         if special and len(sent) == len(own) - special:
             first = self.codec.tokenizer("")["input_ids"][:1]
@@ -247,6 +282,14 @@ class _CapturedTexts:
         starts = np.cumsum(lengths) - lengths
         parts = [np.arange(starts[one], starts[one] + lengths[one]) for one in which.tolist()]
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[which]
+
+
+def _moved(own: Ids, sent: Ids) -> Ids:
+    """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
+    result, before, after = np.arange(len(own)), np.argsort(own, kind="stable"), np.argsort(sent, kind="stable")
+    if np.array_equal(own[before], sent[after]):
+        result[before] = after
+    return result
 
 
 def _matched(own: Ids, sent: Ids) -> Ids:

@@ -8,11 +8,13 @@ seconds of the whole process. Each result is on disk before the next attack begi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+import torch
 
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, by_class, in_group
@@ -170,6 +172,7 @@ class _Runner:
         kept = None if self.store is None else self.store.cell(_file_name(turn, who))
         if kept is None:
             return None
+        self.budget.spend(kept[0].seconds)
         self.progress(kept[0])
         return FinishedAttack(kept[0], reading=kept[1])
 
@@ -207,10 +210,12 @@ class _Runner:
         started = budget.clock()
         drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)):
+            with ended_with(self._deadline(budget)), _seeded(budget, drawn_from):
                 guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
         except OutOfTime:
             return FinishedAttack(replace(result, reason=ENDED))
+        if budget.clock() == started:
+            budget.spend(self._cost(turn, knowledge))
         result, cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
@@ -228,12 +233,30 @@ class _Runner:
             return whole
         return Budget(min(whole.left(), OVER * budget.left() + SPARE_SECONDS), clock=whole.clock)
 
+    def _cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
+        """Returns the declared cost of an attack that does not count its work."""
+        sent, corpus = len(self.scene.truth.tokens.ids), knowledge.corpus
+        width = 0 if knowledge.public_model is None else knowledge.public_model.width
+        tokens = sent + (0 if corpus is None else len(corpus.ids))
+        return turn.attack.cost.seconds(self.scene.transcript.size, width, sent, tokens)
+
     def _budget(self, turn: AttackTurn) -> Budget:
         """Returns the attack's share of what is left."""
         if self.rules.own_budget is not None:
             return self.rules.own_budget()
         seconds = turn.share(self.budget.left())
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
+
+
+@contextmanager
+def _seeded(budget: Budget, seed: int | list[int]) -> Iterator[None]:
+    """Seeds what torch draws for all of a process, such as dropout, if the budget counts work: nothing may differ."""
+    if not budget.counts_work:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
+        yield
 
 
 def _file_name(turn: AttackTurn, who: Adversary) -> str:

@@ -58,6 +58,13 @@ def audit(
     layer: Annotated[
         int, typer.Option(min=0, help="Of captured vectors: how many layers the client runs before it sends.")
     ] = 0,
+    server_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of captured ids: the folder of the model that the vendor's server runs, whose weights an attacker on "
+            "the server has, too."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
     public: Annotated[
         Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
@@ -106,13 +113,13 @@ def audit(
             "--server-transcript": server_transcript, "--rows": rows,
         }  # fmt: skip
         refuse_unused("with --captured", unused)
-        audit_captured(context, captured, options.model, layer, out, budget, seed, as_json)
+        audit_captured(context, captured, options.model, server_model, layer, out, budget, seed, as_json)
         return
     if text is None:
         raise UsageError(
             "no text was given", "give --text FILE, --captured FILE for somebody else's client, or --records FILE"
         )
-    refuse_unused("without --captured", {"--layer": layer or None})
+    refuse_unused("without --captured", {"--layer": layer or None, "--server-model": server_model})
     model = options.model
     options.require()
     texts = {"text": text, "public": public, "known": known}
@@ -155,8 +162,9 @@ def _audit_key(
 
 
 def audit_captured(
-    context: typer.Context, path: Path, model: str | None, layer: int, out: Path, budget: str, seed: int, as_json: bool
-) -> None:
+    context: typer.Context, path: Path, model: str | None, server_model: Path | None, layer: int, out: Path,
+    budget: str, seed: int, as_json: bool,
+) -> None:  # fmt: skip
     """Audits what somebody else's client sent."""
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
@@ -164,10 +172,12 @@ def audit_captured(
     from milkglass.audit.captured import digest, read, scene_of
 
     rows, base = read(path), original(model)
+    served = None if server_model is None else original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
     about = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
-    done = attacked(lambda stage: scene_of(base, rows, seed, layer), about, out, budget, seed, as_json)
+    about |= {} if served is None else {"served": served.digest()}
+    done = attacked(lambda stage: scene_of(base, rows, seed, layer, served), about, out, budget, seed, as_json)
     print_audit(context, done, out, as_json)
 
 

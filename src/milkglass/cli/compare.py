@@ -41,10 +41,17 @@ def compare(
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(help="The most time by the clock: 90s, 10m, 1h. A way that would not end in time is not begun."),
+        typer.Option(
+            help="The most time by the clock: 90s, 10m, 1h. A way that would not end in time is not begun, and attacks "
+            "end with it, so that their figures may differ between runs. Without it they do not."
+        ),
     ] = None,
     attacks: Annotated[
-        str | None, typer.Option(help=f"Processor time for the attacks on one way.  [default: {ATTACKS:.0f}s]")
+        str | None,
+        typer.Option(
+            help="Work for the attacks on one way, as the time that it takes one core: 90s, 10m. It is the same "
+            f"amount on every machine.  [default: {ATTACKS:.0f}s]"
+        ),
     ] = None,
     public: Annotated[Path | None, typer.Option(help="Text of another kind that an attacker may have.")] = None,
     keep: Annotated[

@@ -224,7 +224,7 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
 
 def _next(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
     """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
-    tune = f"next: milkglass finetune {model} DATA {key} {server}"
+    tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
     return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy {key} {server}"

@@ -59,11 +59,11 @@ def reading_of(
         return Reading("", "", None, None, guess=guess, cut=cut, more=named)
     shown = examples(scene, done, best, setting.seed)
     reading = done.readings.get((best.adversary, best.attack))
-    more = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else ()
+    masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
     return Reading(
         best.title, best.adversary, best.measures.get("tokens top-1"), best.measures.get("content top-1"),
-        best.by_class.get("name"), best.by_class.get("number"), guess, cut, more,
-        max(shown, key=lambda one: len(one.original), default=None),
+        best.by_class.get("name"), best.by_class.get("number"), guess, cut,
+        _masks_in_words(masks), masks, max(shown, key=lambda one: len(one.original), default=None),
     )  # fmt: skip
 
 
@@ -81,22 +81,34 @@ def _guess(scene: Scene) -> float:
     return floors(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
 
 
-def _masks(scene: Scene, reading: Ids) -> tuple[str, ...]:
-    """Returns in words how many names and numbers masking left, and how many hidden tokens were guessed."""
+def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
+    """Returns how many names and numbers masking left, and how many hidden tokens were guessed (`Reading.masks`)."""
     truth, texts = scene.truth, scene.texts
     assert truth.origin is not None and texts is not None
     tokens = truth.tokens.ids
     sent = truth.origin != NO_BELIEF
     same = np.zeros(len(tokens), np.bool_)
     same[sent] = truth.sent.ids[truth.origin[sent]] == tokens[sent]
-    words = []
-    for noun, which in (("names", texts.names), ("numbers", texts.numbers)):
-        if count := int(which.sum()):
-            words.append(f"{100 * float(same[which].mean()):.0f} % of the {noun} are not masked ({count:,} tokens)")
     masked = ~same & truth.ordinary[tokens]
-    if count := int(masked.sum()):
-        right = float((reading[masked] == tokens[masked]).mean())
-        words.append(f"{100 * right:.1f} % of {count:,} masked tokens are guessed")
+    result = dict[str, float]()
+    for share, count, which, right in (
+        ("names left", "name tokens", texts.names, same),
+        ("numbers left", "number tokens", texts.numbers, same),
+        ("masks guessed", "masked tokens", masked, reading == tokens),
+    ):
+        if which.any():
+            result |= {share: float(right[which].mean()), count: int(which.sum())}
+    return result
+
+
+def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
+    words = []
+    for noun in ("name", "number"):
+        if f"{noun}s left" in masks:
+            share, count = 100 * masks[f"{noun}s left"], masks[f"{noun} tokens"]
+            words.append(f"{share:.0f} % of the {noun}s are not masked ({count:,.0f} tokens)")
+    if "masks guessed" in masks:
+        words.append(f"{100 * masks['masks guessed']:.1f} % of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)
 
 

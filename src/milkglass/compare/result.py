@@ -31,6 +31,8 @@ class Reading:
         guess: the share of all tokens that the commonest one has: what guessing gives.
         cut: whether the time ended attacks that may read more.
         more: further figures in words, such as what masking left.
+        masks: of masked text the shares "names left", "numbers left" and "masks guessed", and of how many tokens each
+            is: "name tokens", "number tokens", "masked tokens".
         example: one text, as the attacker reads it.
     """
 
@@ -43,6 +45,7 @@ class Reading:
     guess: float = math.nan
     cut: bool = False
     more: tuple[str, ...] = ()
+    masks: Mapping[str, float] = field(default_factory=dict)
     example: ReadExample | None = field(default=None, repr=False)
 
 

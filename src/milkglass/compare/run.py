@@ -25,7 +25,7 @@ from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.result import Compared, Reading, WayResult
-from milkglass.compare.training import loss_fall, reported_losses
+from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
@@ -34,10 +34,11 @@ from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
+from milkglass.system import memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 3  # of what a run keeps
+RUN_VERSION = 4  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
 
@@ -51,7 +52,7 @@ class TimeLimits:
 
     Attributes:
         seconds: of the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
-        attacks: seconds of the processor for the attacks on one way.
+        attacks: work for the attacks on one way (`Budget.of_work`), in seconds of one core. No clock decides it.
     """
 
     seconds: float = math.inf
@@ -70,7 +71,11 @@ def compare(
         kept: where the best model with nothing sent is kept. None: it is not.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
+
+    Raises:
+        MemoryShort: a training would not fit into the memory that is free.
     """
+    require_room(setting, ways, memory(available=True))
     require_same_run(out, {"compare": RUN_VERSION})
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
@@ -208,7 +213,8 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         before, last = means
-        return (f"its training ended early: the loss fell from {before:.2f} to {last:.2f} in the last quarter",)
+        fell = f"the loss fell from {before:.2f} to {last:.2f} in the last quarter"
+        return (f"its training ended early: {fell}; a larger --epochs may give more",)
 
     def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
@@ -229,15 +235,16 @@ class _Run:
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
         most = max(self.limits.attacks, way.attacks)
-        self.log(f"{way.title}: attacked, for {duration(min(most, seconds))} at most")
-        budget = Budget(most, stopped=lambda: time.monotonic() > begun + seconds)
+        ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
+        self.log(f"{way.title}: attacked, with {duration(most)} of work at most{ends}")
+        budget = Budget.of_work(most, lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
                 self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
 
         reading = attackers.reading_of(
-            self.setting, answered.cell, self.public, budget, self.out / "attacks" / way.name, ended
+            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most:g}", ended
         )
         self._attacked.append(time.monotonic() - begun)
         return reading

@@ -1,4 +1,4 @@
-"""What a training says of itself: rows that it cut, and whether its loss was still falling at its end."""
+"""What a training needs, which rows it cuts, and whether its loss was still falling at its end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,52 @@ from pathlib import Path
 
 import numpy as np
 
+from milkglass.compare.chat_rows import TASK
+from milkglass.compare.ways import ComparisonSettings, Way
+from milkglass.errors import MemoryShort
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs.folder import read_events
+from milkglass.server.jobs.needs import Shape, needs_of, shown
 from milkglass.threat.defence import LabelledTexts
 
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
+SAMPLED = 200  # rows, of which the mean length is taken
 IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
+
+
+def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | None) -> None:
+    """Raises MemoryShort if a training takes more memory at least than is `free`, which is None if it is not known."""
+    if free is None:
+        return
+    task, fits, large = setting.rows.task, list[str](), list[tuple[str, int]]()
+    for way in ways:
+        applies = way.other_rows(task) is None and way.refuses(setting) is None
+        base = way.trained(setting) if applies else None
+        needed = 0 if base is None else needs_of(Shape.of(base), setting.training, _mean_length(setting)).memory
+        if needed > free:
+            large.append((way.title, needed))
+        else:
+            fits.append(way.name)
+    if not large:
+        return
+    title, needed = max(large, key=lambda one: one[1])
+    others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
+    leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
+    raise MemoryShort(
+        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free)} are free",
+        f"{leave}close other programs, or lower --batch-size or --max-length",
+    )
+
+
+def _mean_length(setting: ComparisonSettings) -> float:
+    """Returns the mean length of some rows in tokens; 0 for rows with answers, whose length is not known yet."""
+    rows = setting.rows.train
+    if setting.rows.task == TASK or not len(rows.texts):
+        return 0.0
+    pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLED])
+    tokenizer = load_tokenizer(setting.base.folder)
+    return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLED]), pairs)["input_ids"]]))
 
 
 def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:

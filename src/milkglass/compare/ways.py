@@ -121,7 +121,7 @@ class Way(abc.ABC):
         command: the next command; {model}, {rows} and {kept} are filled in.
         quick: whether `--quick` runs it.
         tasks: the rows that it is for.
-        attacks: seconds of the processor that attacks on it need at least, if the attack that undoes it needs more than
+        attacks: seconds of work that attacks on it need at least, if the attack that undoes it needs more than
             a comparison gives.
     """
 
@@ -150,6 +150,10 @@ class Way(abc.ABC):
     def work(self, setting: ComparisonSettings) -> float:
         """Returns about what a training of the way costs, in trainings of the comparison's model."""
         return 0.0
+
+    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+        """Returns the model that is trained; None: none is."""
+        return None
 
     def other_rows(self, task: str) -> str | None:
         """Returns that the way is for other rows, or None."""
@@ -244,6 +248,9 @@ class EncoderWay(Way):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
+    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return self.base(setting)
+
     def work(self, setting: ComparisonSettings) -> float:
         base = self.base(setting)
         return layer_weights(base) / layer_weights(setting.base)
@@ -276,6 +283,9 @@ class DecoderWay(Way):
             return setting.base
         return Checkpoint.open(resolve(self.model))
 
+    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return self.base(setting) if self.tuned else None
+
     def work(self, setting: ComparisonSettings) -> float:
         return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.tuned else 0.0
 
@@ -307,6 +317,9 @@ class DefenceWay(Way):
 
     def refuses(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refuses(setting.base)
+
+    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return setting.base
 
     def work(self, setting: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence it is the cell of the model at home

@@ -41,7 +41,7 @@ from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.table import WordVectors
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.attack import Attack, why_not
-from milkglass.threat.budget import Budget
+from milkglass.threat.budget import Budget, WorkClock
 from milkglass.threat.defence import Defence, LabelledTexts
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
@@ -61,6 +61,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
+SEVERAL = 4  # questions to a budget, as a loop asks them
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
@@ -184,6 +185,24 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
         assert all(cell.reason for cell in cells if cell.state == "does not apply"), "it refuses without a reason"
     measures = [[(cell.adversary, str(cell.measures)) for cell in cells] for cells in outcomes]
     assert measures[0] == measures[1], "two runs with one seed differ"
+
+
+def counts_its_work(attack: Attack, folder: Path) -> None:
+    """An attack that asks its budget again and again counts what it does: else a budget of work never ends it."""
+    base = _encoder(folder)
+    client, server = Plain().split(base, CORPUS, SECRET, folder / "server")
+    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    for who in scene.players(attack):
+        if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
+            continue
+        asked, clock = list[float](), WorkClock()
+
+        def noted(clock: WorkClock = clock, asked: list[float] = asked) -> bool:
+            asked.append(clock.spent)
+            return False
+
+        attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))
+        assert len(asked) < SEVERAL or len(set(asked)) > 1, f"it asked {len(asked)} times and spent nothing"
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -344,7 +363,10 @@ def permutes_without_change(family: Family, folder: Path) -> None:
 
 
 CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
-    Attack: ("attack", (is_frozen_dataclass, names_its_paper, declares_what_it_needs, runs_or_refuses)),
+    Attack: (
+        "attack",
+        (is_frozen_dataclass, names_its_paper, declares_what_it_needs, runs_or_refuses, counts_its_work),
+    ),
     Scheme: (
         "scheme",
         (

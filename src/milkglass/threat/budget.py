@@ -1,7 +1,9 @@
 """How long attacks may take.
 
-A budget counts the processor's seconds by default, so that a busy machine finds no less; that of a command's --budget
-counts the clock's. An attack asks its budget and ends by itself; `ended_with` ends one that does not.
+A budget counts one of three things: the processor's seconds by default, so that a busy machine finds no less; the
+clock's for a command's --budget; or work (`Budget.of_work`), where an attack says what each of its steps costs in
+seconds of one core of the machine on which attacks were timed. Work is the same on every machine and every run, so that
+what a budget of work cuts is, too. An attack asks its budget and ends by itself; `ended_with` ends one that does not.
 """
 
 from __future__ import annotations
@@ -19,16 +21,32 @@ from milkglass.errors import UsageError
 DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
 
 
+class WorkClock:
+    """A clock that attacks move on by what they do.
+
+    Attributes:
+        spent: seconds of work.
+    """
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def __call__(self) -> float:
+        return self.spent
+
+
 @dataclass
 class Budget:
     """The time that an attack may take. An attack that has to stop early returns what it has.
+
+    An attack that asks `left` in a loop also tells by `spend` what the loop did.
 
     Attributes:
         seconds: counted from when the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
         stopped: says whether everything must end now.
         clock: returns seconds. By default they are the processor's, over all threads of this process, so that a busy
-            machine finds no less than an idle one. No attack runs in a child process.
+            machine finds no less than an idle one. No attack runs in a child process. A `WorkClock` counts work.
     """
 
     seconds: float = float("inf")
@@ -49,6 +67,21 @@ class Budget:
         if float(result[1]) == 0:
             raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
         return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]], clock=clock)
+
+    @classmethod
+    def of_work(cls, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Budget:
+        """Returns a budget that counts work, so that what it cuts is the same in every run."""
+        return cls(seconds, stopped=stopped, clock=WorkClock())
+
+    @property
+    def counts_work(self) -> bool:
+        """Returns whether it counts work."""
+        return isinstance(self.clock, WorkClock)
+
+    def spend(self, seconds: float) -> None:
+        """Counts work that was done, see attacks/work.py. A budget of time leaves that to its clock."""
+        if isinstance(self.clock, WorkClock):
+            self.clock.spent += seconds
 
     def left(self) -> float:
         """Returns the seconds that are left; 0 once everything must end."""

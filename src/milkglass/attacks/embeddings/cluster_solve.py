@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
 from milkglass.models.view import Model
@@ -165,9 +166,15 @@ class ClusterSearch:
                 self._refresh()
             solved += self._batch(seeds, width, margin)
             tried += len(seeds)
+            budget.spend(self._work(len(seeds), width))
             budget.progress(1 - float(self.free_rows.mean()))
             if tried >= 96 and solved < 0.2 * tried and width < self._width(max(self.widths)):
                 return
+
+    def _work(self, seeds: int, width: int) -> float:
+        """Returns the work of a batch: rows compared, tokens projected on each span, and a cluster settled."""
+        rows, tokens = self.pool_rows.small, self.pool_tokens.small
+        return seeds * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
 
     def _refresh(self) -> None:
         rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
@@ -322,6 +329,7 @@ class ClusterSolve(Solver):
         search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
         search.verbatim()
         search.measure()
+        budget.spend(work.elements(5.0 * (search.mixed.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)
         return _candidates(search)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.threat.attack import Attack, Cost
@@ -68,8 +69,10 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
     index = ExactIndex.of(public, metric, k)
     result = []
     for block in seen.split(ROWS_AT_A_TIME):
-        if budget is not None and budget.left() <= 0:
-            break
+        if budget is not None:
+            if budget.left() <= 0:
+                break
+            budget.spend(work.compared(block, public))
         result.append(index.top_k(block, k).rows)
     return torch.cat(result) if result else torch.empty(0, min(k, len(public)), dtype=torch.long)
 

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
 from milkglass.threat.attack import Cost
@@ -44,6 +45,7 @@ Floats = NDArray[np.float64]
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
 BREAKPOINTS_AT_A_TIME = 2_000_000
 SAMPLE_BREAKPOINTS = 1_200_000  # of which eps is estimated: 1,200 groups of 10
+EVALUATIONS = 36  # of the likelihood, by which eps is estimated
 FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 
@@ -85,10 +87,13 @@ class Matching(Solver):
             order = rng.permutation(usable)
             cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
             part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
-            epsilon = estimate(_stacked(groups, part, table, self.floor))
+            sample = _stacked(groups, part, table, self.floor)
+            epsilon = estimate(sample)
+            budget.spend(EVALUATIONS * sum(map(_work, sample)))
         for batch in _stacked(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
+            budget.spend(_work(batch))
             for number, result in zip(batch.numbers, likelihood(batch, required(epsilon)), strict=True):
                 values[number] = values[number] + result
         return Candidates(groups, tuple(values))
@@ -106,6 +111,11 @@ class ClusterBatch:
     numbers: list[int]
     cosines: Floats
     logs: Floats
+
+
+def _work(batch: ClusterBatch) -> float:
+    """Returns the work of a batch's likelihood, which is some fifteen passes over all breakpoints."""
+    return work.elements(15.0 * batch.logs.size * batch.cosines.shape[1])
 
 
 def _usable(group: Group) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
 from milkglass.sequences import Ids
@@ -87,6 +88,7 @@ class MeanSolve(Solver):
                 result = None
                 if budget.left() > 0:
                     result = self._members(sparse.unit(seen[rows[0]]), tokens, free, len(rows), noise, reach)
+                    budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
                     budget.progress(number / len(open_))
                 if result is None:
                     left.append(rows)

@@ -34,6 +34,7 @@ from milkglass.attacks.gradients.dager_layers import (
     SpanTokens,
     Text,
     blocks,
+    checked,
     chosen_texts,
     farthest,
     grown_texts,
@@ -130,6 +131,7 @@ class Combiner:
         done = list[Tensor]()
         for part in blocks(texts):
             done.append(farthest(self.spans, states(self.entrance, part)).mean(1))
+            budget.spend(checked(self.entrance, self.spans, len(part) * len(part[0])))
             if budget.left() <= 0:
                 break
         away = torch.cat(done)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.spans import Span, row_space
 from milkglass.errors import UnsupportedModel
@@ -49,6 +50,7 @@ class Entrance:
     """What the attention of one layer reads.
 
     Attributes:
+        layer: its number, from 0.
         matrices: those that read the input, the query projection first.
     """
 
@@ -63,7 +65,7 @@ class Entrance:
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
         names = {id(one): name for name, one in step.module.named_parameters()}
-        self.step, self.module = step, reading[0]
+        self.step, self.layer, self.module = step, layer, reading[0]
         self.matrices = tuple(_matrix(step.module, module, names) for module in reading)
 
     @torch.no_grad()
@@ -235,6 +237,7 @@ def grown_texts(
         if not longer or budget.left() <= 0:
             break
         away = torch.cat([farthest(spans, states(entrance, part)[:, -1]) for part in blocks(longer)])
+        budget.spend(checked(entrance, spans, len(longer) * (position + 1)))
         order = [one for one in away.argsort().tolist() if away[one] < tolerance][:most]
         kept = [longer[one] for one in order]
         parents = {one[:-1] for one in kept}
@@ -248,6 +251,12 @@ def grown_texts(
 def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
     """Returns (b, t, d) what enters for texts of one length."""
     return entrance.read(entrance.step.embedded(torch.tensor(texts)).detach())
+
+
+def checked(entrance: Entrance, spans: Sequence[Span], tokens: int) -> float:
+    """Returns about the work of what enters a layer for so many tokens, and of its distance from the spans."""
+    d = entrance.step.table.shape[1]
+    return 10 * work.CALL + work.products(float(tokens) * d * d * (12 * (1 + entrance.layer) + len(spans)))
 
 
 def blocks(texts: list[Text]) -> list[list[Text]]:

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
@@ -83,7 +84,13 @@ class SeedSearch(Inversion):
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
         embeddings_noise = _Drawn(grad)
         tests = embeddings_noise.tests(grad[0].double().numpy())
-        passing = search(tests, self.first, self.count, lambda: budget.left() <= 0, self.threads)
+
+        def stopped() -> bool:
+            over = budget.left() <= 0
+            budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * FAR / 20))
+            return over
+
+        passing = search(tests, self.first, self.count, stopped, self.threads)
         return next((one for one in passing if embeddings_noise.fits(grad, one)), None)
 
 
@@ -156,13 +163,13 @@ def _near(bits: int, middle: float, half: float) -> Test:
 
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
     """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
-    state, work = seeds.copy(), np.empty_like(seeds)
+    state, high = seeds.copy(), np.empty_like(seeds)
     near: dict[int, Words] = {0: seeds}
     expected = {at + step for at in places for step in (0, 1)}
     ends = {at + FAR: at for at in places}
     for i in range(1, max(ends) + 1):
-        np.right_shift(state, np.uint32(30), out=work)
-        np.bitwise_xor(state, work, out=state)
+        np.right_shift(state, np.uint32(30), out=high)
+        np.bitwise_xor(state, high, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
         if i in expected:

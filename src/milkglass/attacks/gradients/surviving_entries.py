@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
@@ -142,6 +143,7 @@ class _OrderSearch:
         if self.over and len(self.best):
             return float(np.inf)
         self.left -= 1
+        self.budget.spend(work.gradients(self.batch.step.module, len(text)))
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)

@@ -30,6 +30,7 @@ from milkglass.attacks.gradients.dager_layers import (
     Entrance,
     Text,
     blocks,
+    checked,
     depends_on_position,
     spans_of,
     states,
@@ -105,6 +106,7 @@ class TruncatedSpans(Inversion):
         alive: list[Text] = [()]
         while len(alive[0]) < count and budget.left() > 0:
             longer = [(*prefix, token) for prefix in alive for token in options]
+            budget.spend(checked(entrance, [span], len(longer) * len(longer[0])))
             covered = torch.cat([coverage(span, states(entrance, part)) for part in blocks(longer)])
             alive = [longer[one] for one in covered.argsort(descending=True)[: self.most].tolist()]
         return alive[0]

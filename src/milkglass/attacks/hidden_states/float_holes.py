@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
 from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
@@ -39,6 +40,7 @@ FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
+HOLES, SIEVED = 4, 12  # passes over numbers of one test, and how many coordinates a factor passes, on average
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
 
 
@@ -105,6 +107,7 @@ class _Reader:
             if factor is not None:
                 for place in range(int(stop - start)):
                     guess[start + place] = self.tokens(sent[start + place], place, factor)[0]
+                    budget.spend(work.elements(self.size * (sent.shape[1] + HOLES * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(seen.lengths))
         return guess
 
@@ -128,6 +131,7 @@ class _Reader:
         least, best = SLIPS + 1, numbers[:0]
         for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
             fitting, ruled = self._fitting(piece, row, SLIPS)
+            budget.spend(work.elements(SIEVED * HOLES * len(piece)))
             if len(ruled) and ruled.min() < least:
                 least, best = int(ruled.min()), fitting[ruled == ruled.min()]
             if not least or budget.left() <= 0:

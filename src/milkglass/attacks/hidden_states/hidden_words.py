@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from milkglass.attacks import work
 from milkglass.attacks.hidden_states.mlc import LinearWords
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
@@ -48,7 +49,9 @@ class HiddenWords(LinearWords):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         public = corpus.chosen(np.flatnonzero(corpus.lengths > 0))
-        known = vectors(required(knowledge.observe)(public, int(rng.integers(2**31))))
+        own = required(knowledge.observe)(public, int(rng.integers(2**31)))
+        budget.spend(work.layers(1 + own.layer, own.hidden))
+        known = vectors(own)
         centre, spread = known.mean(0), known.std(0, correction=0).clamp_min(1e-6)
         seen = torch.cat([vectors(one) for one in transcript.all(Activations)])
         words = np.unique(public.ids)

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches, batches_within, body, places, sampled, stacked
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -85,11 +86,14 @@ def train(
                 torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
             optimiser.step()
             done += 1
+            budget.spend(work.trained(inverter, expected.numel()))
             budget.progress(done / steps)
 
 
 @torch.inference_mode()
-def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int) -> Ids:
+def inverted(
+    inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int, budget: Budget
+) -> Ids:
     """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
@@ -97,6 +101,7 @@ def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences,
         where = places(tokens, numbers)
         inputs = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
         guess[where] = inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+        budget.spend(work.run(inverter, len(where)))
     return guess
 
 
@@ -162,10 +167,11 @@ class InvBert(Attack):
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
-        states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds))
+        states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds), budget)
         known = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        seen, reached = self.observed(transcript, batches_within(transcript.tokens, budget, second, SENT * seconds))
+        some = batches_within(transcript.tokens, budget, second, SENT * seconds)
+        seen, reached = self.observed(transcript, some, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
@@ -173,17 +179,21 @@ class InvBert(Attack):
             part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)
         )
         k = min(self.k, inverter.read.out_features)
-        return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
+        return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k, budget))
 
-    def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    def states(
+        self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
+    ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns (total, d) the states of the texts in `groups`, and (b,) which texts these are.
 
         One more layer is run than needed, so that a decoder's last norm is not applied to the layer that is read.
         """
-        return sampled(body(model, self.layer + 1), texts, groups, self.layer)
+        return sampled(body(model, self.layer + 1), texts, groups, budget, self.layer)
 
-    def observed(self, transcript: Transcript, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    def observed(
+        self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
+    ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
         if sent_states := self._given(transcript):
             return torch.cat([one.hidden.float() for one in sent_states]), np.ones(len(transcript.tokens), np.bool_)
-        return self.states(transcript.model, transcript.tokens, groups)
+        return self.states(transcript.model, transcript.tokens, groups, budget)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
 from milkglass.attacks.hidden_states.near_hidden import hidden_of
@@ -131,12 +132,14 @@ class InvertHidden(Attack):
                 if states and budget.left() <= 0:
                     break
                 selected = corpus.chosen(numbers)
-                states.append(required(knowledge.observe)(selected, seed + copy).hidden.float())
+                seen = required(knowledge.observe)(selected, seed + copy)
+                states.append(seen.hidden.float())
                 texts.extend(selected)
+                budget.spend(work.layers(1 + seen.layer, seen.hidden))
         return torch.cat(states), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
-        return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features))
+        return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features), budget)

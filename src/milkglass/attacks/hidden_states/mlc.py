@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches_within, body, stacked, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -35,7 +36,9 @@ PUBLIC, SENT = 0.5, 0.25  # of the budget: what is left at least when the public
 TEXTS = 1024  # whose words are named at a time
 
 
-def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+def embeddings(
+    model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
+) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
     out = torch.zeros(len(texts), runner.config.hidden_size)
@@ -43,6 +46,7 @@ def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[t
     for numbers in groups:
         out[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
         read[numbers] = True
+        budget.spend(work.run(runner, int(texts.lengths[numbers].sum())))
     return out, read
 
 
@@ -99,6 +103,7 @@ class LinearWords(Attack):
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
+                budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(words)))
             budget.progress((epoch + 1) / self.epochs)
         return layer
 
@@ -126,11 +131,12 @@ class MLC(LinearWords):
         seconds, (order, other) = budget.left(), rng.spawn(2)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, batches_within(public, budget, order, PUBLIC * seconds))
+        means, read = embeddings(own, public, batches_within(public, budget, order, PUBLIC * seconds), budget)
         public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        seen, reached = embeddings(transcript.model, sent, batches_within(sent, budget, other, SENT * seconds))
+        some = batches_within(sent, budget, other, SENT * seconds)
+        seen, reached = embeddings(transcript.model, sent, some, budget)
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)
         return Guess(bags=self.predicted_words(layer, (seen - centre) / spread, reached, words))

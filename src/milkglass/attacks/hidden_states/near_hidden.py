@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.attacks.forward import body, state
 from milkglass.models.families import family_of
@@ -81,11 +82,12 @@ class NearHidden(Attack):
         """Returns (rows, k) public ids."""
         public_model = required(knowledge.public_model)
         if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
-            return nearest(seen.hidden, public_model.table, self.k).numpy()
+            return self._nearest(seen.hidden, public_model.table, budget)
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
         table = alone(public_model, frame(knowledge.corpus), seen.layer)
-        return nearest(seen.hidden, table, self.k).numpy()
+        budget.spend(work.layers(seen.layer, table))
+        return self._nearest(seen.hidden, table, budget)
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
         size = len(public.table)
@@ -97,8 +99,13 @@ class NearHidden(Attack):
                 break
             rows = np.flatnonzero(within == position)
             table = embedded(runner, size, position + unused)
-            guess[rows] = nearest(seen.hidden[torch.from_numpy(rows)], table, self.k).numpy()
+            budget.spend(work.elements(3 * table.numel()))
+            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table, budget)
         return guess
+
+    def _nearest(self, rows: torch.Tensor, table: torch.Tensor, budget: Budget) -> Ids:
+        budget.spend(work.compared(rows, table))
+        return nearest(rows, table, self.k).numpy()
 
 
 @torch.inference_mode()

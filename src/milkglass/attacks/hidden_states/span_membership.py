@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.dager_layers import (
     Entrance,
@@ -102,6 +103,8 @@ class SpanMembership(Attack):
                 readings.append(reader.in_order(rows, second[number][0], length, budget))
             else:
                 readings.append(reader.in_place(rows, length) if reader.placed else reader.bag(rows, length))
+            places = length if reader.placed else 1
+            budget.spend(work.products(float(places * reader.size * rows.numel())) + work.elements(3 * rows.numel()))
             budget.progress((number + 1) / len(first))
         if not ordered and not reader.placed:
             none = np.empty(0, np.int64)

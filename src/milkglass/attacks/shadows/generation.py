@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches, places, stacked
 from milkglass.attacks.token_ids.channel import rehearsed
 from milkglass.errors import UsageError
@@ -78,6 +79,7 @@ class ShadowGeneration(Attack):
             if budget.left() <= 0:
                 break
             shadows = stacked(tokens, numbers)
+            budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, numbers), 0] = _written(model, shadows, transcript.size, allowed).reshape(-1).numpy()
         return Guess(running=guess)
 
@@ -119,6 +121,7 @@ class ShadowGeneration(Attack):
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
+                budget.spend(work.trained(model, 2 * shadows.numel()))
                 budget.progress(SHARE * (epoch + done / len(groups)) / self.epochs)
 
     def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:

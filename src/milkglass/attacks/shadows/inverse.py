@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
@@ -96,6 +97,7 @@ class Rule(Attack):
                 break
             if (members := behind.get(token)) is None:
                 continue  # no token's shadow: it was not sent by this defence
+            budget.spend(work.CALL + work.elements(rows[token][1].size))
             best = self.order(*rows[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
         return Guess(running=guess)

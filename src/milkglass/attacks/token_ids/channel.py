@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
@@ -115,7 +116,10 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, g
     for number, text in enumerate(tokens):
         if budget.left() <= 0:
             break
-        for place, (part, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
+        read = posterior(text, channel, neighbours) if len(text) else []
+        pairs = sum(len(one) * len(other) for (one, _), (other, _) in zip(read, read[1:], strict=False))
+        budget.spend(len(text) * work.CALL + work.elements(20.0 * pairs))
+        for place, (part, likely) in enumerate(read):
             best = np.argsort(-likely, kind="stable")[: guess.shape[1]]
             guess[at + place, : len(best)] = part[best]
         at += len(text)

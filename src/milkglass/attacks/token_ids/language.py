@@ -94,7 +94,7 @@ class LanguageModel(Solver):
         elapsed = budget.clock() - started
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return result
-        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus))
+        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
         prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]

@@ -149,7 +149,7 @@ class MaskFilling(Attack):
         for mask in located:  # the commonest candidate, so that there is a place to be judged and something to follow
             reading[mask.start : mask.end] = NO_BELIEF
             reading[mask.start] = known[mask.kind][0][0][0]
-        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus))
+        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         at = {mask.start: mask for mask in located}
         queue, done = rng.permutation(np.unique([one.text for one in located])), 0
         nothing = np.zeros(len(reader.head))  # the mean probability is not taken off: rare first tokens would win

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
 from milkglass.attacks.forward import batches, body, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
@@ -111,7 +112,7 @@ class SDA(Attack):
             if budget.left() <= 0:
                 break
             place = slice(starts[number], starts[number] + tokens.lengths[number])
-            reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]])
+            reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]], budget)
             budget.progress(self.training + (1 - self.training) * done / len(order))
         return Guess(running=reading[:, None])
 
@@ -155,10 +156,11 @@ class SDA(Attack):
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
+                budget.spend(work.trained(scorer, 2 * real.numel()))
         return scorer.eval()
 
     @torch.inference_mode()
-    def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
+    def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64], budget: Budget) -> Ids:
         """Returns (t,) the best reading of one sentence, by the candidates (t, K_A) and their log-probabilities."""
         beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
         for options, weights in zip(likely, prior, strict=True):
@@ -167,6 +169,7 @@ class SDA(Attack):
             # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
             longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
+            budget.spend(work.run(scorer, longer.size))
             scores = scorer(torch.from_numpy(longer)).numpy() + weighed
             best = np.argsort(-scores, kind="stable")[: self.beam]
             beams, so_far = longer[best], weighed[best]

@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
@@ -170,6 +171,14 @@ class SymbolReader(torch.nn.Module):
                 bias = bias + own[which]
             yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
 
+    def work(self, symbols: torch.Tensor, training: bool = False) -> float:
+        """Returns the work of these symbols, or of a step of training on them."""
+        members = sum(one.stop - one.start for one in (self.spans[i] for i in symbols.flatten().tolist()))
+        scored = work.products(float(members) * self.table.shape[1]) + work.elements(members)
+        if training:
+            return 3 * scored + work.trained(self, symbols.numel())
+        return scored + work.run(self, symbols.numel())
+
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
         place = self.position[tokens.flatten()] - self.start[symbols.flatten()]
@@ -184,11 +193,13 @@ class Beliefs:
     reader: SymbolReader
     chain: Chain
     members: tuple[Ids, ...]
+    budget: Budget
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
+            self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(one) for one in inputs.numpy()))
             with torch.inference_mode():
                 by_place = {
                     at: row
@@ -286,7 +297,7 @@ class SymbolDecoder(Attack):
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
         share = TRAINING if self.reader is None else BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
-        beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
+        beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         counted = np.ones(public.size, np.bool_)
         counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids, counted)
@@ -296,7 +307,7 @@ class SymbolDecoder(Attack):
         if self.reader is not None and budget.left() > 0:
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
             known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
-            causal = CausalReader.of(public, self.reader, corpus)
+            causal = CausalReader.of(public, self.reader, corpus, budget)
             language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
             listed = language.read(sent, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=others)
@@ -317,11 +328,13 @@ class SymbolDecoder(Attack):
             for group in optimiser.param_groups:
                 group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
             tokens = stacked(corpus, groups[number])
-            loss = reader.surprise(torch.from_numpy(symbols.sent(tokens.numpy(), rng)), tokens)
+            symbols_sent = torch.from_numpy(symbols.sent(tokens.numpy(), rng))
+            loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
             optimiser.step()
+            budget.spend(reader.work(symbols_sent, True))
             budget.progress(spent)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW, CausalReader, ReadBatch
 from milkglass.sequences import Ids, Sequences, batched
@@ -138,6 +139,7 @@ class Beam:
         at = torch.arange(width)
         self.mask = torch.cat([self.mask, (at < lengths[:, None]).long()], dim=1)
         positions = (self.length[:, None] + at).clamp(max=self.longest - 1)
+        self.reader.budget.spend(work.run(self.reader.model, ids.numel()))
         output = self.reader.model(
             input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )

@@ -24,6 +24,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from milkglass import papers
+from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -64,7 +65,9 @@ class TextInContext(Attack):
         result = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
         at = 0
         for number, text in enumerate(tokens):
-            for place, belief in enumerate(chain.read(text, budget.left() > 0)):
+            neighbours = budget.left() > 0
+            budget.spend(chain.work(text) if neighbours else len(text) * work.CALL)
+            for place, belief in enumerate(chain.read(text, neighbours)):
                 members = chain.members(int(text[place]))
                 order = np.argsort(-belief, kind="stable")[: self.k]
                 result[at + place, : len(order)] = members[order]
@@ -136,6 +139,11 @@ class Chain:
         kinds = np.maximum(self.kinds[a], 1.0)
         result: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
         return result / (self.total[a] + kinds)
+
+    def work(self, text: Ids) -> float:
+        """Returns about the work of reading a text with its neighbours."""
+        members = sum(len(self.members(one)) for one in text.tolist())
+        return 3 * len(text) * work.CALL + work.elements(20.0 * members)
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
         """Returns (m,) the belief in each member, for each place; with `neighbours` they count."""

@@ -125,6 +125,7 @@ class GRAB(Optimising):
         for part in batched([key for key in every if key not in judged], problem.together):
             if budget.left() <= 0:
                 break
+            budget.spend(problem.work(len(part)))
             values = problem.judged_ids(np.stack([every[key] for key in part]))
             judged.update(zip(part, values.tolist(), strict=True))
         known = [one for key, one in every.items() if key in judged]

@@ -94,6 +94,7 @@ class Descent:
         """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
         while self.done < self.pace.steps and budget.left() > 0:
             self.step()
+            budget.spend(self.problem.work(1, twice=True))
             between(self)
         return self.best
 
@@ -101,6 +102,7 @@ class Descent:
 def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
     """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
     for part in batched(guesses, problem.together):
+        budget.spend(problem.work(len(part)))
         yield from zip(part, problem.judged(torch.stack(part)).tolist(), strict=True)
         if budget.left() <= 0:
             return

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
+from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
 from milkglass.errors import UsageError
@@ -198,6 +199,10 @@ class Problem:
 
     def texts(self, ids: Ids) -> list[Ids]:
         return [one[:length] for one, length in zip(ids, self.lengths, strict=True)]
+
+    def work(self, guesses: int, twice: bool = False) -> float:
+        """Returns the work of the distances of so many guesses, or with `twice` of one and its own gradient."""
+        return (2 if twice else 1) * work.gradients(self.step.module, guesses * self.mask.numel())
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
     def loss(self, x: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,8 @@ class Decipherment(Solver):
         public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
         seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
-        def step(share: float) -> bool:
+        def step(share: float, spent: float) -> bool:
+            budget.spend(spent)
             budget.progress(share)
             return budget.left() > 0
 
@@ -126,6 +127,7 @@ class Decipherment(Solver):
         blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
+        budget.spend(self.cost.seconds(size, 0, len(texts.ids), len(texts.ids) + len(required(knowledge.corpus).ids)))
         ratios, model = dict[tuple[int, int], Ratios](), knowledge.public_model
         if self.profiles is not None and model is not None and public.counts.any():
             ratios = self.profiles.ratios(model.table, blocks, public)

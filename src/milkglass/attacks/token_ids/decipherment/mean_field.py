@@ -15,13 +15,14 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, summed
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
 from milkglass.sequences import Ids
 
 Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
 Soft = NDArray[np.float32]
-Step = Callable[[float], bool]  # receives the share that is done, returns whether to go on
+Step = Callable[[float, float], bool]  # receives the share that is done and a sweep's work, returns whether to go on
 SINKHORN_ROUNDS = 12
 
 
@@ -116,7 +117,7 @@ def settle(
     messages: list[Message],
     patience: Floats,
     schedule: Schedule,
-    step: Callable[[float], bool],
+    step: Step,
 ) -> Floats:
     """Returns (cells,) the final scores.
 
@@ -125,6 +126,7 @@ def settle(
         patience: (cells,) the factor that damps the evidence.
     """
     scores = prior
+    cells = 3 * SINKHORN_ROUNDS * len(prior) + sum(3 * len(one.slot) + 6 * len(one.cell) for one in messages)
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
@@ -135,7 +137,7 @@ def settle(
         scores = prior + patience * evidence
         fresh = blocks.balanced(scores, between(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
-        if not step((sweep + 1) / schedule.sweeps):
+        if not step((sweep + 1) / schedule.sweeps, work.elements(cells)):
             break
     return scores
 
@@ -232,7 +234,7 @@ def settle_all(
         for _ in range(sweeps):
             state = field.sweep(state, channels, done / max(total - 1, 1))
             done += 1
-            if not step(done / total):
+            if not step(done / total, field.work(state, channels)):
                 return state
     return state
 
@@ -286,6 +288,13 @@ class _Field:
         fresh = self.balanced(scores, between(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
         return MeanFieldState(state.rows, state.columns, belief)
+
+    def work(self, state: MeanFieldState, channels: list[_Channel]) -> float:
+        """Returns the work of a sweep."""
+        rows, columns = state.belief.shape
+        sums = sum(one.votes.nnz * rows + one.edges.nnz * columns for one in channels)
+        dense = rows * columns * (2 * len(channels) + SINKHORN_ROUNDS)
+        return work.elements(sums / 8 + dense)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
         tau = between(self.growth.tau, share)

@@ -24,12 +24,14 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
+from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import required
 
@@ -131,27 +133,32 @@ class CausalReader:
     Attributes:
         head: (V, d).
         begin: the id before every text.
+        budget: counts the work.
     """
 
-    def __init__(self, model: Model, spelling: Spelling) -> None:
+    def __init__(self, model: Model, spelling: Spelling, budget: Budget) -> None:
         begin = model.config.get("bos_token_id")
         if begin is None:
             begin = model.config.get("eos_token_id")
         self.begin = int((begin[0] if isinstance(begin, list) else begin) or 0)
         self.head, self.spelling = public_head(model), spelling
-        self.model = body(model)
+        self.model, self.budget = body(model), budget
 
     @classmethod
-    def of(cls, public: Model, name: str, corpus: Sequences) -> CausalReader:
-        """Returns the public model as a reader if it is causal, else the model `name`. Call `why_no_reader` before."""
+    def of(cls, public: Model, name: str, corpus: Sequences, budget: Budget) -> CausalReader:
+        """Returns the public model as a reader if it is causal, else the model `name`. Call `why_no_reader` before.
+
+        What it reads is counted in the budget.
+        """
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
-            return cls(public, Spelling.itself(size))
+            return cls(public, Spelling.itself(size), budget)
         folder = resolve(name)
         own = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
-        return cls(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
+        spelling = Spelling.between(own, tokenizer_of(folder), size, anchor)
+        return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
@@ -172,6 +179,7 @@ class CausalReader:
         everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
         for part in batches(whole, IDS_AT_A_TIME):
             hidden = self.model(input_ids=stacked(whole, part)).last_hidden_state
+            self.budget.spend(work.run(self.model, int(whole.lengths[part].sum())))
             rows = np.repeat(np.arange(len(part)), requested.lengths[part])
             if not len(rows):
                 continue
@@ -183,12 +191,14 @@ class CausalReader:
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
         """Returns (V,) the logarithm of each id's mean probability."""
+        self.budget.spend(work.compared(states, self.head))
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
         return np.log(total.double().numpy() / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
+        self.budget.spend(work.compared(states, self.head))
         parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return torch.cat([states.new_zeros(0), *parts]).double().numpy()
 
@@ -202,6 +212,7 @@ class CausalReader:
         """
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
+        self.budget.spend(work.CALL + work.elements(first.size * read.states.shape[1]))
         result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
         return result.double().numpy() - log_mean[first]
 

@@ -1,0 +1,173 @@
+"""Judges recorded traffic without the key, and compares the figures with an audit that has the client itself.
+
+    python -m bench.captured rows.csv --rows 400 --work 120 --out captured.json
+
+For each defence the real client half sends the rows once. What crossed goes into a captured file, which is attacked as
+`milkglass audit --captured` does it, and as `audit_defence` does it with both halves and the same private half.
+A figure is missing where an attack does not apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from milkglass import files
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit import captured
+from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.run import run
+from milkglass.audit.scene import ALIKE, Scene
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.masked_text import MaskingClient
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import read_texts
+from milkglass.sequences import Sequences
+from milkglass.threat.budget import Budget
+from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
+from milkglass.threat.observations import Observation, Tokens, Weights
+from tests.plugin.milkglass_example.shifted import Shifted
+
+SECRET = bytes(range(32))
+HOUSE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "masked": {"masked": True},
+    "rnm": {"sanitizer": "rnm", "epsilon": 3.0},
+    "obfuslm": {"k": 10, "epsilon": 0.1},
+    "coarse": {"scheme": "coarse", "symbols": 16},
+}
+
+
+@dataclass(frozen=True)
+class Cipher(Defence):
+    """A defence from outside, which shares no code with those of the house: id i is sent as (7 i + 1,000) mod n."""
+
+    name: ClassVar[str] = "cipher"
+    paper: ClassVar[Paper | None] = None
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        return None
+
+    def split(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Any, Any]:
+        files.private_dir(folder)
+        return CipherClient(load_tokenizer(base.folder), len(Model.open(base.folder).table)), CipherServer(folder)
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CipherClient(Client):
+    tokenizer: Any
+    size: int
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        return (Tokens(Sequences.of((7 * np.array(one) + 1000) % self.size for one in self._ids(texts))),)
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        found: list[list[int]] = self.tokenizer(list(texts), truncation=True)["input_ids"]
+        return found
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CipherServer(Server):
+    """A server whose disk the attacker has not."""
+
+    folder: Path
+
+    def rest(self) -> tuple[Observation, ...]:
+        return ()
+
+    def answer(self, sent: tuple[Observation, ...]) -> Any:
+        raise NotImplementedError
+
+
+def defences() -> dict[str, Defence]:
+    house = {name: defence_of(entry) for name, entry in HOUSE.items()}
+    return {**house, "shifted (plugin)": Shifted(), "cipher (outside)": Cipher()}
+
+
+def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
+    """Writes what the client sends for each text."""
+    if isinstance(client, MaskingClient):
+        sent: Sequence[Any] = client.before(texts)
+    else:
+        tokens = next(one for one in client.send(texts) if isinstance(one, Tokens))
+        sent = [ids.tolist() for ids in tokens.ids]
+    rows = (json.dumps({"text": text, "sent": one}) + "\n" for text, one in zip(texts, sent, strict=True))
+    path.write_text("".join(rows), "utf-8")
+    return path
+
+
+def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> dict[str, dict[str, float]]:
+    """Returns the share of tokens that each attack reads, by attacker."""
+    result: dict[str, dict[str, float]] = {}
+    chosen = {name: ATTACKS[name] for name in names}
+    for one in run(scene, chosen, None, Budget.of_work(work), seed).cells:
+        if one.state == "done" and "tokens top-1" in one.measures:
+            result.setdefault(one.attack, {})[one.adversary] = round(100 * one.measures["tokens top-1"].value, 1)
+    return result
+
+
+def compared(
+    base: Checkpoint, defence: Defence, texts: Sequence[str], names: Sequence[str], work: float, seed: int
+) -> dict[str, Any]:
+    """Returns the figures of the three audits of one defence."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        client, server = defence.split(base, LabelledTexts(texts, [0, 1] * (len(texts) // 2)), SECRET, home / "server")
+        rows = captured.read(recorded(client, texts, home / "captured.jsonl"))
+        order = np.random.default_rng(seed).permutation(len(texts))
+        private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
+        found = {"captured": attacked(captured.scene_of(base, rows, seed), names, work, seed)}
+        if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.rest()):
+            served = Checkpoint.open(server.folder)
+            found["captured, with the server's model"] = attacked(
+                captured.scene_of(base, rows, seed, served=served), names, work, seed
+            )
+        found["with the client"] = attacked(scene_of(base, client, server, private, {ALIKE: others}), names, work, seed)
+    return found
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--model", default="demo:minilm")
+    parser.add_argument("--rows", dest="count", type=int, default=800)
+    parser.add_argument("--work", type=float, default=120.0, help="for the attacks of one audit, in seconds of a core")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="names with commas between")
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help="names with commas between")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(words)
+    base = Checkpoint.open(resolve(given.model))
+    texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
+    chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
+    result = {
+        name: compared(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed)
+        for name in chosen
+    }
+    files.write(given.out, json.dumps({"texts": len(texts), "work": given.work, "results": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,55 @@
+"""What the steps of attacks cost, in seconds of one core of the machine on which they were timed.
+
+A budget of work (`Budget.of_work`) counts these in place of a clock. They were fitted to a processor with AVX-512 and
+need not be exact: they decide how many steps are made, and on any machine the same number.
+"""
+
+from __future__ import annotations
+
+import torch
+
+PRODUCTS = 5e10  # multiplications a second, in products of matrices in fp32
+PARAMETERS = 3e8  # parameters that an optimiser changes a second
+ELEMENTS = 1e8  # numbers a second in passes of NumPy: a gather, a logarithm, a sum by place
+CALL = 1e-4  # of some ten small operations on arrays
+
+
+def products(multiplications: float) -> float:
+    """Returns the work of so many multiplications in products of matrices."""
+    return multiplications / PRODUCTS
+
+
+def elements(count: float) -> float:
+    """Returns the work of one pass over so many numbers."""
+    return count / ELEMENTS
+
+
+def run(model: torch.nn.Module, tokens: int) -> float:
+    """Returns the work of so many tokens through a model."""
+    return 10 * CALL + products(float(_multiplied(model)) * tokens)
+
+
+def gradients(model: torch.nn.Module, tokens: int) -> float:
+    """Returns the work of so many tokens through a model and back."""
+    return 3 * run(model, tokens)
+
+
+def layers(count: int, states: torch.Tensor) -> float:
+    """Returns about the work of so many Transformer layers, of 12 d^2 weights each, for states (..., d)."""
+    return products(12.0 * count * states.shape[-1] * states.numel())
+
+
+def compared(rows: torch.Tensor, table: torch.Tensor) -> float:
+    """Returns the work of the nearest rows of a table (n, d) for each of `rows` (m, d)."""
+    return products(float(table.numel()) * len(rows)) + elements(len(rows) * len(table) / 4)
+
+
+def trained(model: torch.nn.Module, tokens: int) -> float:
+    """Returns the work of one step of a training."""
+    return gradients(model, tokens) + sum(one.numel() for one in model.parameters()) / PARAMETERS
+
+
+def _multiplied(model: torch.nn.Module) -> int:
+    """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
+    parts = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
+    return sum(weights.numel() for one in parts for weights in one.parameters(recurse=False))
