@@ -1,8 +1,8 @@
 """GHOST (Feng et al., ASIA CCS '26): maps texts to the ids, and the text, of their shadows.
 
 The ids are the result, special tokens included, and go into the model unchanged. The text is how they read; a tokenizer
-may split it otherwise (docs/papers/ghost.md). The start of a sentence is drawn by a generator of the seed and the sentence,
-so that neither the other sentences nor their order change a result.
+may split it otherwise (docs/papers/ghost.md). The start of a sentence is drawn by a generator of the seed and the
+sentence, so that neither the other sentences nor their order change a result.
 """
 
 from __future__ import annotations
