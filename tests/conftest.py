@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from functools import cache
 
@@ -28,3 +29,13 @@ def pytest_collection_finish() -> None:
     """The collector need not look through it in tests either."""
     gc.collect()
     gc.freeze()
+
+
+if os.environ.get("MILKGLASS_TEST_DEVICE") == "pretended":
+
+    @pytest.fixture(autouse=True)
+    def _pretended(monkeypatch):
+        from tests.pretend_gpu import pretend_gpu
+
+        with pretend_gpu(monkeypatch):
+            yield

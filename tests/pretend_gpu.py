@@ -92,7 +92,12 @@ def _cell_backward(of_h: Any, of_cell: Any, before: Any, after: Any, gates: Any,
     i, f, g, o = gates.chunk(4, 1)
     of_h = torch.zeros_like(after) if of_h is None else of_h
     total = of_h * o * (1 - after.tanh() ** 2) + (0 if of_cell is None else of_cell)
-    parts = total * g * i * (1 - i), total * before * f * (1 - f), total * i * (1 - g * g), of_h * after.tanh() * o * (1 - o)
+    parts = (
+        total * g * i * (1 - i),
+        total * before * f * (1 - f),
+        total * i * (1 - g * g),
+        of_h * after.tanh() * o * (1 - o),
+    )
     grad = torch.cat(parts, 1)
     return grad, total * f, grad.sum(0) if bias else None
 
@@ -113,7 +118,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if there and func not in COPIES | LENGTHS:
         self = tensors[0]
         for one in tensors:
-            index = func in INDEXED and one is not self and isinstance(self, GPUTensor) and not one.dtype.is_floating_point
+            index = func in INDEXED and isinstance(self, GPUTensor) and any(one is it for it in tree_leaves(args[1]))
             if not isinstance(one, GPUTensor) and one.dim() and not index:
                 raise RuntimeError(
                     f"Expected all tensors to be on the same device, but found at least two devices, pretended:0 and cpu: "
@@ -157,9 +162,18 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _entered() -> torch.no_grad:
+    result = torch.no_grad()
+    result.__enter__()
+    return result
+
+
 @contextmanager
 def pretend_gpu(monkeypatch: Any) -> Iterator[torch.device]:
     """Pretends, inside, that the chosen device is a GPU."""
     with monkeypatch.context() as patch, _Functions(), _Factories():
         patch.setattr(device, "current", lambda: GPU)
+        # A wrapped tensor cannot be an inference tensor
+        patch.setattr(torch.inference_mode, "__enter__", lambda self: setattr(self, "_gradless", _entered()))
+        patch.setattr(torch.inference_mode, "__exit__", lambda self, *error: self._gradless.__exit__(*error))
         yield GPU
