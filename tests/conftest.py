@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from typer import testing
 
+os.environ.setdefault("MILKGLASS_DEVICE", "cpu")  # tests of devices choose their own (tests/devices)
 testing._get_command = cache(testing._get_command)  # CliRunner makes all commands of an app anew for each call
 
 
@@ -29,13 +30,3 @@ def pytest_collection_finish() -> None:
     """The collector need not look through it in tests either."""
     gc.collect()
     gc.freeze()
-
-
-if os.environ.get("MILKGLASS_TEST_DEVICE") == "pretended":
-
-    @pytest.fixture(autouse=True)
-    def _pretended(monkeypatch):
-        from tests.pretend_gpu import pretend_gpu
-
-        with pretend_gpu(monkeypatch):
-            yield

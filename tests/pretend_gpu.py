@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from milkglass import device
 
@@ -60,6 +60,8 @@ class GPUTensor(torch.Tensor):
             return attention(*args, **(kwargs or {}))
         if func in (torch.Tensor.numpy, torch.Tensor.__array__):
             raise TypeError("can't convert pretended:0 device type tensor to numpy")
+        if func is torch.Tensor.data_ptr:
+            return args[0].inner.data_ptr()
         if func in READS:
             return func(args[0].detach().cpu(), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
