@@ -55,7 +55,7 @@ def asked() -> str | None:
 
 
 def on_gpu() -> bool:
-    return current().type == "cuda"
+    return current().type != "cpu"
 
 
 def moved(what: Movable) -> Movable:

@@ -7,9 +7,11 @@ it shows, without a GPU, that a part leaves no tensor behind, and its results ca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures.thread import _WorkItem
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -26,6 +28,7 @@ COPIES = {ops._to_copy.default, ops.copy_.default}
 LENGTHS = {ops._pack_padded_sequence.default}
 INDEXED = {ops.index.Tensor, ops.index_put.default, ops.index_put_.default, ops._index_put_impl_.default}
 READS = {getattr(torch.Tensor, name) for name in ("__float__", "__int__", "__bool__", "__index__", "tolist", "item")}
+DONE = [0]  # operations on the pretended GPU
 
 
 class GPUTensor(torch.Tensor):
@@ -62,6 +65,8 @@ class GPUTensor(torch.Tensor):
             raise TypeError("can't convert pretended:0 device type tensor to numpy")
         if func is torch.Tensor.data_ptr:
             return args[0].inner.data_ptr()
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            args = (args[0], _as_tensors(args[1]), *(_placed(one, args[0].dtype) for one in args[2:]))
         if func in READS:
             return func(args[0].detach().cpu(), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
@@ -72,11 +77,24 @@ class GPUTensor(torch.Tensor):
         return computed(func, args, kwargs or {})
 
 
+def _as_tensors(index: Any) -> Any:
+    """Returns an index without lists and arrays, of which PyTorch makes tensors below all dispatch."""
+    if isinstance(index, tuple):
+        return tuple(_as_tensors(one) for one in index)
+    return torch.as_tensor(np.asarray(index)) if isinstance(index, list | np.ndarray) else index
+
+
+def _placed(value: Any, dtype: torch.dtype) -> Any:
+    return value if isinstance(value, torch.Tensor) else GPUTensor(torch.tensor(value, dtype=dtype))
+
+
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Attention written out: CPU builds of torch do not choose among CUDA's kernels."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
@@ -123,8 +141,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             index = func in INDEXED and isinstance(self, GPUTensor) and any(one is it for it in tree_leaves(args[1]))
             if not isinstance(one, GPUTensor) and one.dim() and not index:
                 raise RuntimeError(
-                    f"Expected all tensors to be on the same device, but found at least two devices, pretended:0 and cpu: "
-                    f"{func}, {[(type(one).__name__, tuple(one.shape)) for one in tensors]}"
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"pretended:0 and cpu: {func}, {[(type(one).__name__, tuple(one.shape)) for one in tensors]}"
                 )
     if func is ops.copy_.default:
         there = isinstance(args[0], GPUTensor)
@@ -132,6 +150,8 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     real_args, real_kwargs = tree_map_only(GPUTensor, lambda one: one.inner, (args, kwargs))
     if asked == GPU.type:
         real_kwargs["device"] = torch.device("cpu")
+    if on_gpu:
+        DONE[0] += 1
     result = WRITTEN_OUT.get(func, func)(*real_args, **real_kwargs)
     if func is ops._to_copy.default and result is real_args[0]:
         result = result.clone()
@@ -170,12 +190,23 @@ def _entered() -> torch.no_grad:
     return result
 
 
+def _in_a_thread(item: Any, run: Any = _WorkItem.run) -> None:
+    with _Functions(), _Factories():
+        run(item)
+
+
 @contextmanager
 def pretend_gpu(monkeypatch: Any) -> Iterator[torch.device]:
     """Pretends, inside, that the chosen device is a GPU."""
+    swapping = torch.__future__.get_swap_module_params_on_conversion()
     with monkeypatch.context() as patch, _Functions(), _Factories():
+        torch.__future__.set_swap_module_params_on_conversion(True)  # so that tied parameters stay one
         patch.setattr(device, "current", lambda: GPU)
+        patch.setattr(_WorkItem, "run", _in_a_thread)  # modes belong to a thread
         # A wrapped tensor cannot be an inference tensor
         patch.setattr(torch.inference_mode, "__enter__", lambda self: setattr(self, "_gradless", _entered()))
         patch.setattr(torch.inference_mode, "__exit__", lambda self, *error: self._gradless.__exit__(*error))
-        yield GPU
+        try:
+            yield GPU
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(swapping)
