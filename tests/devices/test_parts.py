@@ -24,10 +24,12 @@ from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
 from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
+from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
+from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.local_training import LocalTraining, fit, utility
@@ -47,9 +49,14 @@ from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.training_step import SharedStep
 from tests import tiny
 from tests.attacks import gradient_kit, scenes, tiny_scenes
+from tests.attacks import test_neuron_alignment as neurons
+from tests.attacks import test_span_membership as spans
+from tests.attacks import test_symbol_decoder as symbols
 from tests.devices.kit import OTHERS, both, near, on
 from tests.hidden_states import kit
 from tests.sanitizers import test_ghost_selection as ghost
@@ -358,3 +365,65 @@ def test_clusters(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clusters: Callable[[], Any] = lambda: [one.tolist() for one in embed_cluster(table, order, 10, 0.9)]  # noqa: E731
     here, there = both(clusters, other, monkeypatch)
     assert here == there
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+def test_spans_of_mixed_rows(name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All readings are the same."""
+    public = Model.open(tiny.save(name, tmp_path / name))
+    with on("cpu", monkeypatch):
+        ids = spans.texts(2)
+        seen = [spans.sent(public, ids, layer) for layer in ((0,) if name == "bert" else (0, 1))]
+    here, there = both(lambda: spans.attacked(public, *seen), other, monkeypatch)
+    assert agreeing(here, there) == 1.0
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_neurons(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least 99 of 100 readings are the same."""
+    public = neurons.held("llama-tied", tmp_path)
+    seen, _ = neurons.hidden(public, 0.05)
+    at = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.size), Knowledge(public_model=public)
+    here, there = both(lambda: read(NeuronAlignment(), at), other, monkeypatch)
+    assert agreeing(here, there) >= 0.99
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_symbol_decoder(other: str, bert: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least 95 of 100 readings are the same after training by Adam."""
+    original = symbols.texts(20, 2)
+    at = symbols.sent(original, bert.size), symbols.knowledge(bert, corpus=symbols.texts(80, 1))
+    here, there = both(lambda: read(SymbolDecoder(learning_rate=3e-3, epochs=2), at), other, monkeypatch)
+    assert agreeing(here, there) >= 0.95
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_federated_site(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends is on the processor, and differs by less than 1e-4 of the largest."""
+    from milkglass.federated.site import FederatedTraining, Site, weights_of
+
+    rows = PrivateRows(Sequences.of(TEXTS * 2), np.array([0, 1] * 2))
+    monkeypatch.setattr("milkglass.federated.site.load", lambda folder: _Rows(rows.ids, rows.labels))
+    monkeypatch.setattr("milkglass.federated.site.secret_of", lambda folder: bytes(32))
+    plan = FederatedTraining("fedavg", batch_size=2, lr=0.1)
+
+    def sent() -> torch.Tensor:
+        step = _step("bert", "classification")
+        update = Site("a", tmp_path).train(step, 0, weights_of(step), plan).update
+        assert all(one.device.type == "cpu" for one in update.tensors.values())
+        return torch.cat([update.tensors[name].flatten() for name in sorted(update.tensors)])
+
+    here, there = both(sent, other, monkeypatch)
+    near(there, here, 1e-4)
+
+
+class _Rows:
+    def __init__(self, ids: Sequences, labels: Any) -> None:
+        self.ids, self.labels = ids, labels
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def digest(self) -> str:
+        return ""
