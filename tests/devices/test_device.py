@@ -11,6 +11,8 @@ import torch
 
 from milkglass import device
 from milkglass.errors import UsageError
+from milkglass.noise.operators import drawing_from
+from milkglass.noise.stream import Stream
 from milkglass.server.jobs import worker
 from tests.devices import pretended
 
@@ -82,6 +84,18 @@ def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.Monke
 def test_nothing_is_imported_to_name_a_device() -> None:
     program = "import sys, milkglass.device as d; d.asked(); assert not {'torch', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_on_a_gpu_attention_asks_for_its_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused kernels draw it from 32 bits, and would be refused."""
+    with drawing_from(Stream.of_seed(0)):
+        assert torch.backends.cuda.flash_sdp_enabled()
+    with pretended.pretend_gpu(monkeypatch) as gpu, drawing_from(Stream.of_seed(0)):
+        fused = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled)
+        assert not any(one() for one in (*fused, torch.backends.cuda.cudnn_sdp_enabled))
+        dropped = torch.nn.functional.dropout(torch.ones(40).to(gpu), 0.5)
+    with drawing_from(Stream.of_seed(0)):
+        assert torch.equal(dropped.cpu(), torch.nn.functional.dropout(torch.ones(40), 0.5))
 
 
 def test_the_pretended_gpu_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
