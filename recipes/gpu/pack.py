@@ -76,20 +76,29 @@ def digest(path: Path) -> str:
 
 
 def downloaded(target: Path, python: str) -> None:
-    """Downloads the wheels of requirements/, without what is built for a GPU. Raises UsageError if pip fails."""
+    """Downloads the wheels of requirements/, without what is built for a GPU. Raises UsageError if pip fails.
+
+    A package that has no wheel is built here: these are of Python alone.
+    """
     target.mkdir()
-    command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--require-hashes", "--only-binary", ":all:", "--python-version", python, "--dest", str(target),
-    ]  # fmt: skip
+    pip = [sys.executable, "-m", "pip"]
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     for name in ("lock.txt", "models.txt"):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as kept:
             kept.write(without((ROOT / "requirements" / name).read_text("utf-8"), BUILT_THERE))
             kept.flush()
-            done = subprocess.run([*command, "--requirement", kept.name], capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:]
-            raise UsageError(f"pip did not download {name}: {last[0] if last else 'no reason'}", "give --wheels FOLDER")
+            options = ["--require-hashes", "--prefer-binary", "--python-version", python, "--dest", str(target)]
+            _run([*pip, "download", *quiet, *options, "--requirement", kept.name], name)
+    for source in sorted(target.glob("*.tar.gz")):
+        _run([*pip, "wheel", *quiet, "--no-index", "--wheel-dir", str(target), str(source)], source.name)
+        source.unlink()
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise UsageError(f"pip did not get {what}: {last[0] if last else 'no reason'}", "give --wheels FOLDER")
 
 
 def without(lock: str, names: Sequence[str]) -> str:
@@ -146,7 +155,7 @@ def packed(asked: argparse.Namespace) -> None:
             archive.add(path, name, recursive=False)
             digests[name] = digest(path)
     parts.close()
-    manifest = {"commit": commit, "parts": parts.done, "files": digests}
+    manifest = {"commit": commit, "python": asked.python, "parts": parts.done, "files": digests}
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     shutil.copyfile(HERE / "unpack.py", partial / "unpack.py")
     partial.rename(asked.out)

@@ -80,11 +80,13 @@ def unpack(folder: Path, target: Path) -> dict[str, object]:
     return manifest
 
 
-def environment(target: Path) -> Path:
-    """Makes the environment, once, and returns its Python."""
+def environment(target: Path, version: str) -> Path:
+    """Makes the environment, once, and returns its Python. Ends if the wheels are for another version."""
     python = target / "env" / "bin" / "python"
     if (target / "env" / "ready").is_file():
         return python
+    if version != (here := f"{sys.version_info.major}.{sys.version_info.minor}"):
+        raise SystemExit(f"error: the wheels are for Python {version}, and this is {here}: pack with --python {here}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", target / "env"], check=True)
     if wheels := sorted(map(str, (target / "wheels").glob("*.whl"))):
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
@@ -109,7 +111,7 @@ def main(words: Sequence[str]) -> int:
     print(f"{len(manifest['files'])} files of commit {manifest['commit']} are in {target}")  # type: ignore[arg-type]
     if not asked.run:
         return 0
-    python, checkout = environment(target), target / "checkout"
+    python, checkout = environment(target, str(manifest["python"])), target / "checkout"
     told = {**os.environ, "MILKGLASS_CACHE": str(target / "cache"), "HF_HUB_OFFLINE": "1"}
     told.pop("PYTHONPATH", None)
     plan = target / "plan.toml" if (target / "plan.toml").is_file() else checkout / "recipes" / "gpu" / "plan.toml"

@@ -176,6 +176,11 @@ def test_parts_are_no_longer_than_asked(tmp_path: Path) -> None:
         unpack.Parts(tmp_path, parts.done).read()
 
 
+def test_wheels_of_another_python_are_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"for Python 2\.7, and this is 3\.\d+: pack with --python"):
+        unpack.environment(tmp_path, "2.7")
+
+
 def git(folder: Path, *words: str) -> str:
     name = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
     return subprocess.run(
