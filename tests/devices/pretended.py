@@ -16,11 +16,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from milkglass import device
 
-_setup_privateuseone_for_python_backend("pretended")
+
+class _Backend(_DummyBackendModule):  # type: ignore[misc]
+    """PyTorch's stand-in, with the state of a generator that is never used: `fork_rng` asks every backend."""
+
+    def get_rng_state(self, place: Any = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, place: Any = None) -> None:
+        return
+
+
+_setup_privateuseone_for_python_backend("pretended", backend_module=_Backend())
 GPU = torch.device("pretended", 0)
 ops = torch.ops.aten
 # What CUDA takes together with tensors of the processor
