@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 # Threads that wait by spinning slow everything down on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo test test-all test-engines check lint types figures bench clean
+.PHONY: setup lock demo test test-all test-engines check lint types figures figures-gpu bench clean
 
 setup: $(STAMP)
 
@@ -127,6 +127,14 @@ figures: setup
 	$(BIN)/python recipes/fill_figures.py
 	$(BIN)/python docs/rooms.py
 	$(BIN)/python docs/commands.py
+
+# The recipes of recipes/gpu/plan.toml on a GPU, as pieces of at most eight minutes; the same command goes on after any
+# stop. DATA is the folder of their data. LOCKED=no takes a PyTorch with CUDA. For a machine without a network
+# recipes/gpu/pack.py packs all that this needs.
+DATA ?= data
+figures-gpu: setup
+	$(BIN)/python recipes/gpu/run.py recipes/gpu/plan.toml --data $(DATA) --out build/figures-gpu
+	$(BIN)/python recipes/gpu/run.py collect build/figures-gpu
 
 # Speed and memory, beside the literal programs and limits, in 20 to 30 minutes on two cores; with committed code docs/performance.md
 # is filled from it.

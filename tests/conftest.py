@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from functools import cache
 
 import pytest
 from typer import testing
 
+os.environ.setdefault("MILKGLASS_DEVICE", "cpu")  # tests of devices choose their own (tests/devices)
 testing._get_command = cache(testing._get_command)  # CliRunner makes all commands of an app anew for each call
 
 

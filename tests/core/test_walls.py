@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 # imported by every room: GROUND.
 GROUND = {
     *("accounting", "catalogue", "errors", "files", "papers", "parameters", "progress", "sequences"),
-    *("system", "unique_keys", "extras", "plots"),
+    *("system", "unique_keys", "extras", "plots", "device"),
 }
 ALLOWED = {
     "models": "",

@@ -165,7 +165,7 @@ def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPa
     starts = starts_of(originals, of)
     together = select(net, of, originals, starts, chosen)
     for size in (1, 40):  # tokens of a forward
-        monkeypatch.setattr(selection, "FORWARD_TOKENS", size)
+        monkeypatch.setattr(states, "FORWARD_TOKENS", size)
         for original, start, one in zip(originals, starts, together, strict=True):
             alone = select(net, of, [original], [start], chosen)[0]
             assert alone.ids.tolist() == one.ids.tolist() and alone.loss == pytest.approx(one.loss, rel=1e-5)
@@ -269,4 +269,3 @@ def test_models_without_one_list_of_layers_are_refused() -> None:
     model.config.num_hidden_layers = 7
     with pytest.raises(UnsupportedModel, match=r"\b0 lists of 7 layers"):
         Encoder.over(model, False)
-    assert states.FORWARD_TOKENS == selection.FORWARD_TOKENS

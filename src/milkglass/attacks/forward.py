@@ -1,4 +1,4 @@
-"""Runs a model that an attacker holds, from its tensors alone.
+"""Runs a model that an attacker holds, from its tensors alone, on the device (device.py).
 
 Each batch holds sequences of one length, so that neither padding nor a mask is needed.
 """
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, PreTrainedModel
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.models import torch_model
 from milkglass.models.view import Model
@@ -24,7 +25,7 @@ BATCH_TOKENS = 2048
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     """Returns the transformer without a head, in fp32 and evaluation mode; with `layers` only the first ones."""
     built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
-    return built
+    return device.moved(built)
 
 
 def tied(model: Model) -> bool:
@@ -58,7 +59,7 @@ def batches_within(
 
 def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
     """Returns (b, t) the ids of sequences of one length."""
-    return torch.from_numpy(sequences.ids[places(sequences, numbers)].reshape(len(numbers), -1))
+    return device.tensor(sequences.ids[places(sequences, numbers)].reshape(len(numbers), -1))
 
 
 def places(sequences: Sequences, numbers: Ids) -> Ids:
@@ -89,7 +90,7 @@ def sampled(
     Returns:
         (total, d) the state of every token, 0 if its sequence was not run, and (b,) whether each sequence was.
     """
-    out = torch.zeros(len(sequences.ids), model.config.hidden_size)
+    out = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
     for numbers in groups:
         result = state(model, stacked(sequences, numbers), layer)
@@ -109,4 +110,4 @@ def why_no_head(model: Model) -> str | None:
 def public_head(model: Model) -> torch.Tensor:
     """Returns (n, d) the output embeddings, or the table if both are tied. Call `why_no_head` before."""
     head = model.head
-    return model.table if head is None else head
+    return device.moved(model.table if head is None else head)

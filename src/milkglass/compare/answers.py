@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from milkglass import files
+from milkglass import device, files
 from milkglass.client.codec.codec import Codec
 from milkglass.compare.chat_rows import ChatRows, question, references
 from milkglass.defences.masked_text import MaskingClient
@@ -180,7 +180,8 @@ def _answered(
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()  # fmt: skip
-    with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+    device.moved(model)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=rounded):
         losses = _losses(model, sender, rows, folder, log, deadline)
     model = model.to(torch.bfloat16) if rounded else model
     asked = rows.asked[: rows.extent.written]

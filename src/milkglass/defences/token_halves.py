@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
@@ -116,7 +117,7 @@ def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float3
         if types is not None and "token_type_ids" in inputs:
             inputs["token_type_ids"][row, : len(ids)] = types
     with torch.inference_mode():
-        return np.asarray(model(**{name: torch.from_numpy(one) for name, one in inputs.items()}).logits.float())
+        return device.array(model(**{name: device.tensor(one) for name, one in inputs.items()}).logits.float())
 
 
 def _classifier(folder: Path) -> Any:
@@ -127,9 +128,10 @@ def _classifier(folder: Path) -> Any:
         raise UsageError(f"{folder.name} has no classes yet", "train it on labelled texts first")
     try:
         with ONE_LOAD:  # cells of a comparison are asked in threads
-            return AutoModelForSequenceClassification.from_pretrained(
+            model = AutoModelForSequenceClassification.from_pretrained(
                 str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
-            ).eval()
+            )
+        return device.moved(model.eval())
     except (OSError, ValueError) as error:
         raise UnsupportedModel(
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"

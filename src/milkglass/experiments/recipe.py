@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from milkglass import files
 from milkglass.errors import UsageError
+from milkglass.experiments.needs import RecipeNeeds
 from milkglass.experiments.record import ResultRecord
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Recipe(abc.ABC):
         asked: by figure, the demand on the run in words.
         why: why ours differ, by figure or by a pattern with *; reasons for quick runs only are in [quick.why].
         quick: the table [quick] of a quick run.
+        needs: see needs.py; neither a result nor a run folder's record has them.
         digits: decimals of the figures in the result.
         cached: whether runs of this kind can share what takes longest.
         cuts: whether the recipe's own time may end an attack, whose figures then have no intervals.
@@ -63,6 +65,7 @@ class Recipe(abc.ABC):
     asked: Mapping[str, str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     quick: Mapping[str, Any] | None = None
+    needs: Mapping[str, float] = field(default_factory=dict)
 
     digits: ClassVar[int] = 2
     cached: ClassVar[bool] = False
@@ -78,6 +81,7 @@ class Recipe(abc.ABC):
         raw = settings(path, quick)
         raw.pop("kind", None)
         recipe = from_entries(cls, cls.parsed(raw))
+        from_entries(RecipeNeeds, recipe.needs)
         recipe.check()
         return recipe
 
@@ -165,7 +169,7 @@ QUICK = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
 CHANGEABLE = (
     "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "public_rows", "variants",
-    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "why", "only",
+    "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "why", "only", "needs",
 )  # fmt: skip
 
 T = TypeVar("T")
@@ -191,10 +195,10 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
         raise UsageError(f"{path.name} has no table [quick]", "run it without --quick, or write one")
     if unknown := [key for key in changes if key not in CHANGEABLE]:
         raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
-    base = {key: value for key, value in raw.items() if key != "asked"}
+    base = {key: value for key, value in raw.items() if key not in ("asked", "needs")}
     first = {key: value for key, value in changes.items() if key != "only"}
     whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
-    said = {key: value for key, value in changes.items() if key != "why"}  # what was run, not why figures differ
+    said = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what was run, and no more
     return {**whole, "name": path.stem + QUICK, "quick": said}
 
 

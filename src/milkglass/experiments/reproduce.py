@@ -16,7 +16,8 @@ from milkglass.experiments.kinds.overhead import OverheadRecipe
 from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
-from milkglass.experiments.recipe import Recipe, settings
+from milkglass.experiments.needs import RecipeNeeds, noted
+from milkglass.experiments.recipe import Recipe, from_entries, settings
 from milkglass.experiments.report import table
 from milkglass.experiments.runs import RunFolder
 from milkglass.progress import Log, no_log
@@ -51,7 +52,7 @@ def reproduce(
             models of shared training. None: the run folder.
 
     Raises:
-        UsageError: the recipe, the data or a folder cannot be used.
+        UsageError: the recipe, the data or a folder cannot be used, or the machine has less than the recipe needs.
         JobFailed: a training failed.
     """
     name = settings(path, quick).get("kind")
@@ -60,6 +61,9 @@ def reproduce(
         raise UsageError(f"{path.name} is of the kind {name!r}", f"known: {', '.join(KINDS)}")
     if cache is not None and not kind.cached:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
-    result = kind.read(path, quick).reproduce(RunFolder(data, out, at_once, progress, cache))
+    recipe = kind.read(path, quick)
+    from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
+    with noted(out):
+        result = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
     table.write(result)
     return result

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from milkglass import __version__, files
+from milkglass import __version__, device, files
 from milkglass.client.codec.aliases import drawn_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
@@ -177,7 +177,7 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """
     command = [*WORKER, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=device.of_child(environment))
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure

@@ -115,7 +115,7 @@ class Site:
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
             gradient = share(step, *_batch(rows, part), self.shield, round, stream)
-            tensors = _whole(gradient.tensors, weights)
+            tensors = _whole({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
         return LocalResult(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
 
@@ -143,8 +143,8 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
-    """Returns a copy of all that is trained."""
-    return {name: one.detach().clone() for name, one in _trained(step).items()}
+    """Returns a copy of all that is trained, on the processor: it is stored, or sent."""
+    return {name: one.detach().cpu().clone() for name, one in _trained(step).items()}
 
 
 def _trained(step: SharedStep) -> dict[str, torch.Tensor]:

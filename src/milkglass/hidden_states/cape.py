@@ -71,7 +71,7 @@ class WordAdversary(torch.nn.Module):
 
     def bag(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns (b, w) whether each word is in the text."""
-        result = torch.zeros(len(ids), self.net[-1].out_features)
+        result = torch.zeros(len(ids), self.net[-1].out_features, device=ids.device)
         for row, text in enumerate(ids):
             named = self.column[text[mask[row]]]
             result[row, named[named >= 0]] = 1.0

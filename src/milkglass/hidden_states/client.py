@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.errors import UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import frames, halves
@@ -45,7 +46,8 @@ class EncoderClient(Client):
         self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
         kept: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
-        self.defence, self.base, self.reader, self.lower, self.kept = defence, base, reader, lower, kept
+        self.defence, self.base, self.reader = defence, base, reader
+        self.lower, self.kept = device.moved(lower), kept
         self._secret, self._sent = secret, sent
         self._root = defence.root(secret)
 
@@ -89,11 +91,12 @@ class EncoderClient(Client):
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
         for batch in in_batches(encoded, self.lower.pad):
-            for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
+            states = self.lower(batch)
+            for row, mask, number in zip(states, batch.mask.to(states.device), batch.numbers.tolist(), strict=True):
                 yield number, row[mask]
 
     def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(parts) if parts else torch.empty(0, self.lower.width)
+        return torch.cat([one.cpu() for one in parts]) if parts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
         if folder.exists():

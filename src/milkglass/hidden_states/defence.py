@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from milkglass import device
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
@@ -146,6 +147,8 @@ def train(
     from transformers import get_linear_schedule_with_warmup
 
     how, order = defence.training, root.draws("order")
+    for half in (lower, upper, aids):
+        device.moved(half)
     trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay, fused=True)
     for parameter in lower.parameters():
@@ -162,10 +165,10 @@ def train(
                 if done == limit:
                     break
                 numbers = shuffled[start : start + how.batch_size]
-                batch = batch_of(encoded, numbers, lower.pad)
+                batch = batch_of(encoded, numbers, lower.pad).on(device.current())
                 with torch.set_grad_enabled(defence.trains_lower):
                     hidden = lower(batch)
-                own = torch.from_numpy(labels[numbers])
+                own = device.tensor(labels[numbers])
                 step = TrainingStep(batch.ids, batch.mask, hidden, own, np.asarray(numbers), epoch)
                 loss = defence.loss(step, upper, aids, root)
                 optimiser.zero_grad(set_to_none=True)

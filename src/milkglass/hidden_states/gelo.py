@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
@@ -76,7 +76,9 @@ class ReceivedProduct(torch.nn.Module):
 
 def _readers(upper: Upper) -> list[torch.nn.Module]:
     """Returns the matrices that read what crosses."""
-    hidden, mask = torch.zeros(1, 2, int(upper.model.config.hidden_size)), torch.ones(1, 2, dtype=torch.bool)
+    at = upper.model.device
+    hidden = torch.zeros(1, 2, int(upper.model.config.hidden_size), device=at)
+    mask = torch.ones(1, 2, dtype=torch.bool, device=at)
     with torch.no_grad():
         return attention_input_projections(halves.first_layer(upper), lambda: upper(hidden, mask))
 
@@ -87,7 +89,7 @@ class ProjectionServer(EncoderServer):
     mixed = True
 
     def _answered(self, sent: Activations) -> NDArray[np.float32]:
-        return self._upper(sent.hidden.float()).numpy()
+        return device.array(self._upper(device.moved(sent.hidden.float())))
 
 
 class OffloadingClient(EncoderClient):
@@ -116,8 +118,8 @@ class OffloadingClient(EncoderClient):
             whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(one.matrix.get_parameter("weight")) for one in received]
             for one, product in zip(received, whole.split(widths, dim=2), strict=True):
-                one.product = product
-            out[torch.from_numpy(numbers)] = upper(hidden, mask)
+                one.product = device.moved(product)
+            out[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
         return out.numpy()
 
     def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
@@ -131,12 +133,13 @@ class OffloadingClient(EncoderClient):
             for one in _readers(upper):
                 above, _, last = names[id(one)].rpartition(".")
                 setattr(layer.get_submodule(above), last, ReceivedProduct(one))
-            self._upper = upper
+            self._upper = device.moved(upper)
         return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        states, texts = dict(self._states(encoded)), list(encoded.ids)
+        # Matrices are made in fp64 on the processor, where their draws are
+        states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
             draws = root.of_text(ids, "send", first + number).bound(states[number])

@@ -78,7 +78,8 @@ class Lower(torch.nn.Module):
             self.body.pooler = None
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
-        """Returns (b, t, d); rows of padding are meaningless."""
+        """Returns (b, t, d) on the device of this half; rows of padding are meaningless."""
+        batch = batch.on(self.body.device)
         info = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
         types = {"token_type_ids": batch.types} if info else {}
         return self.body(input_ids=batch.ids, attention_mask=batch.mask.long(), **types).last_hidden_state
@@ -144,7 +145,7 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
     """Writes a half's tensors and its description into an existing folder."""
-    save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
     write_json(folder / CONFIG, about)
 
 

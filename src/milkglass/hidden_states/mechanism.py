@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from milkglass import device
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.tokens import TokenizedTexts, padded
@@ -127,7 +128,7 @@ class Mechanism(Defence):
 
     def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
         """Returns the loss that the method adds to the task's."""
-        return torch.zeros(())
+        return sent.new_zeros(())
 
     # --- the same for all methods -------------------------------------------------------------------------------------
     def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,7 +140,7 @@ class Mechanism(Defence):
         sent, once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
             hidden = row[mask]
-            draws = root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number))
+            draws = root.of_text(device.array(ids[mask]), "train", self.drawn_in(step.epoch), int(number))
             sent.append(self.mechanism(hidden, draws if once else draws.bound(hidden)))
         return padded(sent)
 

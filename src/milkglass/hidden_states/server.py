@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.errors import UsageError
 from milkglass.hidden_states.halves import CONFIG, described
 from milkglass.hidden_states.tokens import grouped, padded
@@ -24,11 +25,11 @@ class EncoderServer(Server):
     mixed: ClassVar[bool] = False
 
     def __init__(self, folder: Path, upper: torch.nn.Module, about: Mapping[str, Any]) -> None:
-        self.folder, self._upper, self._about = folder, upper.eval(), about
+        self.folder, self._upper, self._about = folder, device.moved(upper.eval()), about
 
     def rest(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
-        tensors = {name: value.detach() for name, value in self._upper.state_dict().items()}
+        tensors = {name: value.detach().cpu() for name, value in self._upper.state_dict().items()}
         return (Weights(Model(tensors, described(self.folder)["model"]), tuned=True),)
 
     @torch.inference_mode()
@@ -55,10 +56,10 @@ class EncoderServer(Server):
         return one
 
     def _answered(self, sent: Activations) -> NDArray[np.float32]:
-        rows = list(torch.split(sent.hidden.float(), sent.lengths.tolist()))
+        rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
         out: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for numbers in grouped(sent.lengths):
             answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
             for number, logits in zip(numbers.tolist(), answers, strict=True):
                 out[number] = logits
-        return torch.stack(out).numpy() if out else np.empty((0, int(self._about["classes"])), np.float32)
+        return device.array(torch.stack(out)) if out else np.empty((0, int(self._about["classes"])), np.float32)

@@ -63,8 +63,8 @@ class MixedUpper(Upper):
 
 def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
-    total = torch.zeros(length, parts[0].shape[1])
-    for part, key in zip(parts, keys, strict=True):
+    total = parts[0].new_zeros(length, parts[0].shape[1])
+    for part, key in zip(parts, (one.to(total.device) for one in keys), strict=True):
         subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
         total = total + torch.nn.functional.pad(subset, (0, 0, 0, length - len(subset)))
     return total / len(parts)
@@ -153,7 +153,7 @@ class TextMixer(HiddenStateDefence):
         sent = [mixed([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
         scores = upper(torch.nn.utils.rnn.pad_sequence(sent, batch_first=True), step.mask)
         return torch.nn.functional.cross_entropy(
-            scores.reshape(len(rows) * self.inputs, -1), step.labels[selected].flatten()
+            scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()
         )
 
     def _partners(self, own: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:

@@ -60,7 +60,7 @@ class Centres(torch.nn.Module):
     def means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (c, d) the means of the clusters of these states (r, d), and which clusters these are."""
         present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(present), states.shape[1]).index_add(0, inverse, states)
+        sums = states.new_zeros(len(present), states.shape[1]).index_add(0, inverse, states)
         return sums / counts[:, None], present
 
     @torch.no_grad()

@@ -44,6 +44,10 @@ class PaddedBatch:
     types: torch.Tensor | None
     numbers: Ids
 
+    def on(self, place: torch.device) -> PaddedBatch:
+        types = None if self.types is None else self.types.to(place)
+        return PaddedBatch(self.ids.to(place), self.mask.to(place), types, self.numbers)
+
 
 def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
     lengths = encoded.ids.lengths[numbers]
@@ -59,8 +63,8 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
 def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (b, t, d) the states of texts with zeros after each, and the mask (b, t)."""
     result = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-    lengths = torch.tensor([len(one) for one in states])
-    return result, torch.arange(result.shape[1]) < lengths[:, None]
+    lengths = torch.tensor([len(one) for one in states], device=result.device)
+    return result, torch.arange(result.shape[1], device=result.device) < lengths[:, None]
 
 
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:

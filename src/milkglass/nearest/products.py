@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -179,6 +179,7 @@ class Cosines:
         shift: (d,) subtracted from each row. None: nothing.
         unit: for a small table the rows of length 1 in oneDNN's layout.
         lost: how much of a row of length 1 is lost in bf16 at most, if a first look is made in it; else None.
+        held: the table where single rows are taken from; by default the table itself.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -186,6 +187,7 @@ class Cosines:
     shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
     lost: float | None
+    held: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
@@ -236,10 +238,18 @@ class Cosines:
         step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
         if len(others) > step:
             return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
-        scale = self.scale.cpu().numpy()
-        unit = taken(self.table, np.array([row]), np.float32)[0] * scale[row]
-        result: NDArray[np.float32] = (taken(self.table, others, np.float32) @ unit) * scale.take(others)
+        scale = self._scales
+        unit = taken(self.source, np.array([row]), np.float32)[0] * scale[row]
+        result: NDArray[np.float32] = (taken(self.source, others, np.float32) @ unit) * scale.take(others)
         return result
+
+    @property
+    def source(self) -> torch.Tensor:
+        return self.table if self.held is None else self.held
+
+    @cached_property
+    def _scales(self) -> NDArray[np.float32]:
+        return self.scale.cpu().numpy()
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in factors of the rows' dtype."""

@@ -125,7 +125,7 @@ class SeedRow:
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns rows and exact cosines, nearest first, ties by place."""
-        cosines = np.round(exact(self.cosines.table, self.row, rows), DECIMALS)
+        cosines = np.round(exact(self.cosines.source, self.row, rows), DECIMALS)
         by = np.lexsort((self.place[rows], -cosines))
         return rows[by], cosines[by]
 

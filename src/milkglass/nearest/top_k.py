@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from milkglass import device
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
 from milkglass.nearest.select import HEAP_COLUMNS, Metric
 
@@ -31,8 +32,12 @@ class TopK:
 
 
 def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
-    """Returns for each of queries (q, d) the k nearest rows of a table (n, d), or all rows if it has fewer."""
-    return ExactIndex.of(table, metric, k).top_k(queries, k)
+    """Returns for each of queries (q, d) the k nearest rows of a table (n, d), or all rows if it has fewer.
+
+    Computed on the device, and returned on the processor.
+    """
+    result = ExactIndex.of(device.moved(table), metric, k).top_k(queries, k)
+    return TopK(result.rows.cpu(), result.values.cpu())
 
 
 @dataclass(frozen=True)

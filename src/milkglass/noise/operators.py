@@ -8,12 +8,14 @@ to PyTorch's generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from milkglass import device
 from milkglass.errors import UnsupportedModel
 from milkglass.noise.stream import Stream
 
@@ -74,5 +76,7 @@ def drawing_from(stream: Stream) -> Iterator[None]:
     It raises UnsupportedModel for any other operator. It must not be used with gradient checkpointing, which would draw
     a second mask.
     """
-    with _Drawing(stream):
+    # Fused attention on a GPU draws its dropout itself; written out, it asks for it. The processor's has none.
+    written_out = sdpa_kernel([SDPBackend.MATH]) if device.on_gpu() else nullcontext()
+    with written_out, _Drawing(stream):
         yield

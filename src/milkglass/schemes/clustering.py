@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.nearest.products import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
 from milkglass.nearest.seed_row import DECIMALS, OUTSIDE, SeedRow
 from milkglass.nearest.select import Likely
@@ -64,7 +65,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = Cosines.of(table, look=k if len(table) >= MANY_ROWS else 0)
+    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), held=table)
     for row in _rows(cosines, order, free, place, (6 * k, int(at) + 2), 5 * k):
         free[row.row] = False
         members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
@@ -132,7 +133,7 @@ class _Wave:
     def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
-        values = rough.cpu().numpy()
+        values = device.array(rough)
         return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
     def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:

@@ -31,7 +31,7 @@ from transformers import (
     set_seed,
 )
 
-from milkglass import files
+from milkglass import device, files
 from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
@@ -112,8 +112,8 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         include_num_input_tokens_seen="non_padding",
         report_to=[],
         disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=device.on_gpu(),
+        use_cpu=not device.on_gpu(),
     )
     result._n_gpu = min(1, result.n_gpu)  # on several GPUs a step would have as many times `batch_size` rows
     return result
@@ -174,7 +174,6 @@ def shape_of(model: Path) -> Shape:
 def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     chosen = spec.hyperparameters.fitted(len(shape.layers))
-    gpu = torch.cuda.is_available()
 
     def estimate(settings: Hyperparameters) -> Needs:
         return needs_of(shape, settings.fitted(len(shape.layers)))
@@ -182,7 +181,7 @@ def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
     home = job.parents[1] if spec.quota is not None else job
     there = taken(job / "checkpoints", job / RESERVE)
     require_disk(estimate, chosen, free_bytes(home, spec.quota) + there)
-    require_memory(estimate, chosen, torch.cuda.mem_get_info()[0] if gpu else memory(available=True))
+    require_memory(estimate, chosen, device.memory(free=True) if device.on_gpu() else memory(available=True))
     reserve = Reserve(job, estimate(chosen).reserve)
     reserve.take()
     return reserve

@@ -6,7 +6,8 @@
 A client computes the gradient of its ids (`gradient`). An attacker who has the model computes that of invented texts,
 given as embeddings, and differentiates it again (`dummy`). Both use the same code.
 
-Attention is computed without fused kernels, which cannot be differentiated twice. fp32.
+Attention is computed without fused kernels, which cannot be differentiated twice. fp32. A step runs where its model is;
+what it is given is moved there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from milkglass import device
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -57,7 +59,7 @@ class SharedStep:
             module = language_model(base, "eager") if task == "next-token" else classifier(base, classes, "eager")
             if lora is not None:
                 adapt(module, lora)
-        return cls(module.eval(), task)
+        return cls(device.moved(module.eval()), task)
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "next-token"):
@@ -69,6 +71,11 @@ class SharedStep:
     def kind(self) -> str:
         """Returns "encoder" or "decoder"."""
         return family_of(self.module.config.to_dict()).kind
+
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model is."""
+        return self.module.get_input_embeddings().weight.device
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,7 +95,7 @@ class SharedStep:
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (b, t, d) the input embeddings of ids (b, t)."""
-        return self.module.get_input_embeddings()(ids)
+        return self.module.get_input_embeddings()(ids.to(self.device))
 
     # --- the loss -----------------------------------------------------------------------------------------------------
     def loss(self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -100,6 +107,7 @@ class SharedStep:
             targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
                 soft, (b, t, v). The target at i is predicted from the state at i - 1, and the first one is not.
         """
+        mask, targets = mask.to(self.device), targets.to(self.device)
         logits = self.logits(embeds, mask)
         if self.task == "classification":
             return torch.nn.functional.cross_entropy(logits, targets)
@@ -111,6 +119,7 @@ class SharedStep:
 
     def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns (b, classes), or (b, t, v) for the next token."""
+        mask = mask.to(self.device)
         self.module.train(self.dropout)
         if self.task == "next-token" or self.kind == "encoder":
             return self.module(inputs_embeds=embeds, attention_mask=mask).logits

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
@@ -65,15 +65,18 @@ class NearestRows(Attack):
 
 
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
-    """Returns (n, k) the nearest public rows (m, d) of each row (n, d), best first; fewer rows if the budget ends."""
-    index = ExactIndex.of(public, metric, k)
+    """Returns (n, k) the nearest public rows (m, d) of each row (n, d), best first; fewer rows if the budget ends.
+
+    Computed on the device, and returned on the processor.
+    """
+    index = ExactIndex.of(device.moved(public), metric, k)
     result = []
     for block in seen.split(ROWS_AT_A_TIME):
         if budget is not None:
             if budget.left() <= 0:
                 break
             budget.spend(work.compared(block, public))
-        result.append(index.top_k(block, k).rows)
+        result.append(index.top_k(block, k).rows.cpu())
     return torch.cat(result) if result else torch.empty(0, min(k, len(public)), dtype=torch.long)
 
 

@@ -328,7 +328,7 @@ def _head(batch: SharedBatch) -> Tensor | None:
 
 def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
-    ids, mask = padded(texts, 0)
+    ids, mask = (one.to(batch.step.device) for one in padded(texts, 0))
     module, states = batch.step.module.eval(), []
     head = module.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda _, args: states.append(args[0].detach()))
@@ -347,4 +347,4 @@ def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tens
 def _misfit(batch: SharedBatch, texts: Sequence[Text]) -> float:
     ids, mask = padded(texts, 0)
     own = replace(batch.step, dropout=False).gradient(ids, mask, None)
-    return sum(float((own[name] - one).square().sum()) for name, one in batch.seen.tensors.items() if name in own)
+    return sum(float((own[name] - one).square().sum()) for name, one in batch.tensors.items() if name in own)

@@ -92,7 +92,7 @@ class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as 
 def _run(step: SharedStep, embeds: Tensor) -> None:
     step.module.eval()
     try:
-        step.module.base_model(inputs_embeds=embeds, attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long))
+        step.module.base_model(inputs_embeds=embeds, attention_mask=embeds.new_ones(embeds.shape[:2], dtype=torch.long))
     except _Enough:
         return
 
@@ -276,11 +276,11 @@ def chosen_texts(entrance: Entrance, texts: Sequence[Text], count: int, lengths:
     """
     left = {one: torch.nn.functional.normalize(states(entrance, [one])[0].double(), dim=1) for one in texts}
     expected = list(lengths) if lengths is not None else None
-    basis = torch.zeros(entrance.step.table.shape[1], 0, dtype=torch.float64)
+    basis = entrance.step.table.new_zeros(entrance.step.table.shape[1], 0, dtype=torch.float64)
     taken: list[Text] = []
     while left and len(taken) < count:
         if basis.shape[0] != (width := next(iter(left.values())).shape[1]):
-            basis = torch.zeros(width, 0, dtype=torch.float64)
+            basis = basis.new_zeros(width, 0)
         new = {one: _added(rows, basis) for one, rows in left.items()}
         best = max(left, key=lambda one: (expected is None or len(one) in expected, new[one].shape[1], -len(one)))
         if not new[best].shape[1] and expected is None:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
@@ -80,7 +80,7 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
     if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
         there = _unlike(grad, apart)
     return (
-        there.nonzero()[:, 0].numpy().astype(np.int64)
+        device.array(there.nonzero()[:, 0]).astype(np.int64)
         if 0 < int(there.sum()) <= MAX_SHARE_OF_ROWS * len(grad)
         else None
     )
@@ -106,7 +106,7 @@ def _outstanding(squares: Tensor) -> Tensor:
     middle = squares.median()
     spread = 1.4826 * (squares - middle).abs().median()  # a standard deviation, whatever the long ones are
     if spread > LEVEL * middle:
-        return torch.zeros(len(squares), dtype=torch.bool)
+        return torch.zeros_like(squares, dtype=torch.bool)
     return squares > middle + SIGMAS * spread
 
 

@@ -41,13 +41,20 @@ class SharedBatch:
         return self.seen.batch_size
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """Returns a parameter's gradient by its full name. None: it was not shared."""
-        return self.seen.tensors.get(name)
+        """Returns a parameter's gradient by its full name, where the model is. None: it was not shared."""
+        result = self.seen.tensors.get(name)
+        return None if result is None else result.to(self.step.device)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns every shared gradient by its name, where the model is."""
+        return {name: one.to(self.step.device) for name, one in self.seen.tensors.items()}
 
     def mask(self) -> torch.Tensor:
         """Returns (b, t) of 1 for tokens and 0 for padding, by the lengths."""
         lengths = required(self.lengths)
-        return (torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]).long()
+        inside = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
+        return inside.long().to(self.step.device)
 
 
 class Inversion(Attack):

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
@@ -83,7 +83,7 @@ class SeedSearch(Inversion):
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
         embeddings_noise = _Drawn(grad)
-        tests = embeddings_noise.tests(grad[0].double().numpy())
+        tests = embeddings_noise.tests(device.array(grad[0].double()))
 
         def stopped() -> bool:
             over = budget.left() <= 0
@@ -139,12 +139,12 @@ class _Drawn:
     def fits(self, grad: torch.Tensor, seed: int) -> bool:
         """Returns whether the first rows are this noise, apart from a few of them."""
         part = grad[:ROWS_COMPARED].double()
-        pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten()])
+        pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten().to(part.device)])
         return bool(torch.corrcoef(pair)[0, 1] > SURE)
 
     def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
         """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
-        noise, whole = self.noise(grad.shape, seed), grad.double()
+        noise, whole = self.noise(grad.shape, seed).to(grad.device), grad.double()
         width = float((whole[:, 0] / noise[:, 0]).median())
         rest = whole - width * noise
         return torch.where(rest.abs() > LEFT * width, rest, 0.0).float()

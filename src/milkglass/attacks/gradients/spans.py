@@ -68,7 +68,7 @@ class Span:
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
         """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
         off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
-        return torch.hypot(off, torch.tensor(FORWARD)).double()
+        return torch.hypot(off, torch.full_like(off, FORWARD)).double()
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
@@ -80,7 +80,7 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
     eps = max((torch.finfo(one.dtype).eps for one in kept), default=torch.finfo(torch.float32).eps)
     width = rows[0].shape[1]
     if not kept:
-        return Span(torch.zeros(width, 0, dtype=torch.float64), through, False)
+        return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
     stacked = torch.cat([one.double() / one.double().norm() for one in kept])
     _, values, right = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(values, eps)

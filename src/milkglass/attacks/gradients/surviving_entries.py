@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
@@ -111,10 +111,10 @@ def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
     near = (rows[None] - places[:, None]).abs() <= EQUAL * torch.maximum(rows[None].abs(), places[:, None].abs())
     gain = (both & near).sum(2).double() - (both & ~near).sum(2).double()  # (t, k)
     result = np.full(len(places), -1)
-    at, which = linear_sum_assignment(gain.numpy(), maximize=True)
+    at, which = linear_sum_assignment(device.array(gain), maximize=True)
     result[at] = tokens[which]
     left = np.flatnonzero(result < 0)  # more positions than tokens: some token stands twice
-    result[left] = tokens[gain.argmax(1).numpy()[left]]
+    result[left] = tokens[device.array(gain.argmax(1))[left]]
     return result.astype(np.int64)
 
 
@@ -129,7 +129,7 @@ class _OrderSearch:
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget
-        self.seen = {n: g for n, g in batch.seen.tensors.items() if bool(g.any())}
+        self.seen = {n: g for n, g in batch.tensors.items() if bool(g.any())}
         self.kept = {n: g != 0 for n, g in self.seen.items()}
         self.best: Ids = np.empty(0, np.int64)
         self.away = np.inf

@@ -24,7 +24,7 @@ import torch
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks.gradients.dager_layers import (
     DISTINCT,
     Entrance,
@@ -94,7 +94,7 @@ class TruncatedSpans(Inversion):
             return [np.empty(0, np.int64)]
         away = vocabulary_distances(low, [first], count)
         if depends_on_position(low):
-            return [away.argmin(0).numpy().astype(np.int64)]
+            return [device.array(away.argmin(0)).astype(np.int64)]
         nearest = away[:, 0].argsort()[: self.candidates * count].tolist()
         high = Entrance(batch.step, 1)
         second = truncated(batch, high, count)
@@ -143,5 +143,5 @@ def strongest(rows: Tensor, count: int) -> Tensor:
     count = min(count, *rows.shape)
     if count * DENSE > min(rows.shape):
         return torch.linalg.svd(rows.double(), full_matrices=False)[2][:count].T.contiguous()
-    values, right = svds(rows.numpy(), k=count, random_state=0, return_singular_vectors="vh")[1:]
-    return torch.from_numpy(right[values.argsort()[::-1]].T.astype(np.float64))
+    values, right = svds(device.array(rows), k=count, random_state=0, return_singular_vectors="vh")[1:]
+    return device.tensor(right[values.argsort()[::-1]].T.astype(np.float64))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
@@ -59,7 +59,7 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         or [np.empty(0, np.bool_)]
     )
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
-    out = torch.zeros(int(answered.sum()), runner.config.hidden_size)
+    out = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
     known = np.zeros(len(out), np.bool_)
     for numbers in batches(whole):
         result = runner(input_ids=stacked(whole, numbers)).last_hidden_state
@@ -98,5 +98,5 @@ class ERA(Attack):
         guess = np.full((len(known), k), NO_BELIEF, np.int64)
         for part in np.array_split(np.flatnonzero(known), -(-len(known) // PLACES_AT_A_TIME) or 1):
             # section 5.2: argmax_j h . H[j]
-            guess[part] = (result[torch.from_numpy(part)] @ head).topk(k).indices.numpy()
+            guess[part] = device.array((result[torch.from_numpy(part)] @ head).topk(k).indices)
         return Guess(running=guess)

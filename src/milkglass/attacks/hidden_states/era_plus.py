@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.forward import public_head, why_no_head
 from milkglass.attacks.hidden_states.era import mismatch, states
@@ -101,7 +101,7 @@ class ERAPlus(Solver):
 def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
     """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
     parts = [
-        torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()
+        device.array(torch.einsum("md,mwd->mw", block, head[ids].float()))
         for block, ids in zip(
             states.split(PLACES_AT_A_TIME), torch.from_numpy(member).split(PLACES_AT_A_TIME), strict=True
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
@@ -96,7 +96,7 @@ class _Reader:
 
     def read(self, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
-        sent = seen.hidden.float().numpy()
+        sent = device.array(seen.hidden.float())
         guess = np.full((len(sent), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
         ends, failed = np.cumsum(seen.lengths), 0
         for number, (start, stop) in enumerate(zip(ends - seen.lengths, ends, strict=True)):
@@ -114,7 +114,7 @@ class _Reader:
     def at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
-            states = embedded(self.runner, self.size, place + self.unused).numpy()
+            states = device.array(embedded(self.runner, self.size, place + self.unused))
             if self.noise.clip is not None and self.noise.bounded == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))

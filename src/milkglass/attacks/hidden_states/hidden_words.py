@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.hidden_states.mlc import LinearWords
 from milkglass.threat.budget import Budget
@@ -27,7 +28,7 @@ def vectors(seen: Activations) -> torch.Tensor:
     """Returns (texts, d) the mean of each text's rows."""
     owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
     sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
-    return sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None]
+    return device.moved(sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None])
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, batches_within, body, places, sampled, stacked
 from milkglass.models.view import Model
@@ -100,7 +100,7 @@ def inverted(
     for numbers in groups:
         where = places(tokens, numbers)
         inputs = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-        guess[where] = inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+        guess[where] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
         budget.spend(work.run(inverter, len(where)))
     return guess
 
@@ -111,7 +111,7 @@ class InvBertModel(torch.nn.Module):
     def __init__(self, public: Model, layers: int | None) -> None:
         super().__init__()
         self.body = body(public, layers)
-        self.read = torch.nn.Linear(public.table.shape[1], public.table.shape[0])
+        self.read = device.moved(torch.nn.Linear(public.table.shape[1], public.table.shape[0]))
         with torch.no_grad():
             self.read.weight.copy_(public.table)
             self.read.bias.zero_()
@@ -195,5 +195,7 @@ class InvBert(Attack):
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
         if sent_states := self._given(transcript):
-            return torch.cat([one.hidden.float() for one in sent_states]), np.ones(len(transcript.tokens), np.bool_)
+            return device.moved(torch.cat([one.hidden.float() for one in sent_states])), np.ones(
+                len(transcript.tokens), np.bool_
+            )
         return self.states(transcript.model, transcript.tokens, groups, budget)

@@ -19,7 +19,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
@@ -51,7 +51,8 @@ class StateInverter(torch.nn.Module):
         super().__init__()
         table = public.table
         d = table.shape[1]
-        self.centre, self.spread = centre, spread
+        self.register_buffer("centre", centre)
+        self.register_buffer("spread", spread)
         self.turn = torch.nn.Linear(len(centre), d)
         heads = next(h for h in (8, 4, 2, 1) if d % h == 0)
         self.layers = torch.nn.ModuleList(
@@ -112,7 +113,9 @@ class InvertHidden(Attack):
         states, corpus = self.observed(knowledge, budget.part(OBSERVING), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
-        inverter = StateInverter(required(knowledge.public_model), centre, spread, self.depth, generator)
+        inverter = device.moved(
+            StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
+        )
         time = budget.part(TRAINING, budget.progress)
         train(inverter, states, corpus, self, time, rng, clip=1.0)
         parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
@@ -136,10 +139,11 @@ class InvertHidden(Attack):
                 states.append(seen.hidden.float())
                 texts.extend(selected)
                 budget.spend(work.layers(1 + seen.layer, seen.hidden))
-        return torch.cat(states), Sequences.of(texts)
+        return device.moved(torch.cat(states)), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
-        return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features), budget)
+        k, hidden = min(self.k, inverter.read.out_features), device.moved(seen.hidden.float())
+        return inverted(inverter, hidden, shape, groups, k, budget)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches_within, body, stacked, state
 from milkglass.models.view import Model
@@ -41,7 +41,7 @@ def embeddings(
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
-    out = torch.zeros(len(texts), runner.config.hidden_size)
+    out = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     read = np.zeros(len(texts), np.bool_)
     for numbers in groups:
         out[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
@@ -74,7 +74,7 @@ class LinearWords(Attack):
         """Returns the words of each text; none for a text that was not reached."""
         bags: list[Ids] = []
         for rows in torch.arange(len(seen)).split(TEXTS):
-            likely = (torch.sigmoid(layer(seen[rows])) >= self.threshold).numpy() & reached[rows.numpy(), None]
+            likely = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
             bags += [words[row] for row in likely]
         return tuple(bags)
 
@@ -82,7 +82,7 @@ class LinearWords(Attack):
         self, embedded: torch.Tensor, public: Sequences, words: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
         """Returns a layer with one output for each word of the public text."""
-        layer = torch.nn.Linear(embedded.shape[1], len(words))
+        layer = device.moved(torch.nn.Linear(embedded.shape[1], len(words)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(words, public.ids)
         present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(words)))
@@ -98,7 +98,7 @@ class LinearWords(Attack):
                 if budget.left() <= 0:
                     return layer
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                    layer(embedded[rows]), torch.from_numpy(present[rows.numpy()].toarray()), reduction="sum"
+                    layer(embedded[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()

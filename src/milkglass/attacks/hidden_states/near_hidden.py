@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.attacks.forward import body, state
@@ -112,7 +112,7 @@ class NearHidden(Attack):
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
     parts = []
-    for part in torch.arange(size)[:, None].split(TOKENS_AT_A_TIME):
+    for part in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
         parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
     return torch.cat(parts)
 
@@ -136,6 +136,6 @@ def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
     parts = []
     for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):
         texts = [np.tile(before, (len(part), 1)), part[:, None], np.tile(after, (len(part), 1))]
-        ids = torch.from_numpy(np.concatenate(texts, axis=1).astype(np.int64))
+        ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
         parts.append(state(runner, ids, layer)[:, len(before)])
     return torch.cat(parts)

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.attacks.forward import body
 from milkglass.models.families import family_of
@@ -93,7 +93,7 @@ def _matched(one: Tensor, other: Tensor) -> Ids:
     """Returns (f,) the row of `other` for each row of `one`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
-    return np.asarray(linear_sum_assignment(torch.cdist(one, other).numpy())[1], np.int64)
+    return np.asarray(linear_sum_assignment(device.array(torch.cdist(one, other)))[1], np.int64)
 
 
 def levels(neurons: Tensor) -> Tensor:
@@ -155,10 +155,14 @@ class NeuronAlignment(NearestRows):
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        neurons = NeuronReader(transcript.model, self.layer)(torch.arange(transcript.model.size))
+        neurons = NeuronReader(transcript.model, self.layer)(
+            torch.arange(transcript.model.size, device=device.current())
+        )
         read, some = NeuronReader(public, self.layer), _some(public.size, self.sample, rng)
         deviation = public.table.std()
-        noise = deviation * torch.from_numpy(rng.standard_normal((len(some), public.width), dtype=np.float32))
+        noise = device.moved(deviation) * device.tensor(
+            rng.standard_normal((len(some), public.width), dtype=np.float32)
+        )
         probe = _some(len(some), max(1, len(some) // PROBE), rng)
         known = levels(neurons[_some(len(neurons), len(probe), rng)])
 
@@ -168,7 +172,7 @@ class NeuronAlignment(NearestRows):
         noisy = read(some, min(self.noise, key=unlike) * noise)
         correlated = correlations(neurons[_some(len(neurons), self.sample, rng)])
         order = torch.from_numpy(aligned(correlated, correlations(noisy), self.rounds))
-        own = read(torch.arange(public.size))
+        own = read(torch.arange(public.size, device=device.current()))
         projection = whitening(own[some][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
@@ -178,7 +182,7 @@ class NeuronAlignment(NearestRows):
 
 def _some(size: int, most: int, rng: np.random.Generator) -> Tensor:
     """Returns at most `most` random numbers below `size`, ascending."""
-    return torch.from_numpy(np.sort(rng.permutation(size)[:most]))
+    return device.tensor(np.sort(rng.permutation(size)[:most]))
 
 
 def _matrix(model: Model, layer: int) -> Tensor | None:

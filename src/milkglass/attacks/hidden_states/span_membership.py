@@ -170,7 +170,7 @@ class SpanReader:
         return result
 
     def _span(self, rows: torch.Tensor) -> Span | None:
-        span = sent_rows(rows, self.attack.noise)
+        span = sent_rows(rows.to(self.step.device), self.attack.noise)
         return None if span.full or not span.rank else span
 
 

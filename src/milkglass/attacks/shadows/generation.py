@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, places, stacked
 from milkglass.attacks.token_ids.channel import rehearsed
@@ -80,7 +80,9 @@ class ShadowGeneration(Attack):
                 break
             shadows = stacked(tokens, numbers)
             budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
-            guess[places(tokens, numbers), 0] = _written(model, shadows, transcript.size, allowed).reshape(-1).numpy()
+            guess[places(tokens, numbers), 0] = (
+                _written(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
+            )
         return Guess(running=guess)
 
     def _model(self, size: int, seed: int) -> Any:
@@ -94,7 +96,7 @@ class ShadowGeneration(Attack):
                     vocab_size=size + 1, hidden_size=self.width, intermediate_size=3 * self.width,
                     num_hidden_layers=self.layers, num_attention_heads=4, tie_word_embeddings=True,
                 )  # fmt: skip
-                return AutoModelForCausalLM.from_config(config)
+                return device.moved(AutoModelForCausalLM.from_config(config))
             model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
             if model.config.vocab_size != size:
                 raise UsageError(
@@ -102,7 +104,7 @@ class ShadowGeneration(Attack):
                     "give a model with the vocabulary of the texts, or none",
                 )
             model.resize_token_embeddings(size + 1, mean_resizing=False)
-            return model
+            return device.moved(model)
 
     def _train(
         self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -133,9 +135,9 @@ class ShadowGeneration(Attack):
 def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: int) -> Tensor:
     """Returns (b, last, v) the logits of the last of the w + 1 originals after `written` (b, w), for shadows (b, t)."""
     b, t = shadows.shape
-    ids = torch.cat([shadows, torch.full((b, 1), separator), written], 1)
+    ids = torch.cat([shadows, shadows.new_full((b, 1), separator), written], 1)
     # the separator and the originals: each asks for the original of the shadow at its own position
-    positions = torch.cat([torch.arange(t), torch.arange(written.shape[1] + 1)])
+    positions = torch.cat([torch.arange(count, device=ids.device) for count in (t, written.shape[1] + 1)])
     # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
     mask = torch.ones_like(ids)
     options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
 from milkglass.attacks.forward import batches, body, stacked
@@ -48,7 +48,7 @@ class Scorer(torch.nn.Module):
     def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()
         self.body = body(public)
-        self.read = torch.nn.Linear(self.body.config.hidden_size, 1)
+        self.read = device.moved(torch.nn.Linear(self.body.config.hidden_size, 1))
         bound = self.read.in_features**-0.5
         with torch.no_grad():
             for part in self.read.parameters():  # as torch draws them, but not from the generator that all share
@@ -149,9 +149,9 @@ class SDA(Attack):
                 real = stacked(corpus, groups[number])
                 choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
-                false = torch.from_numpy(near[real.numpy(), choices])
+                false = device.tensor(near[device.array(real), choices])
                 scores = scorer(torch.cat([real, false]))
-                expected = torch.cat([torch.ones(len(real)), torch.zeros(len(false))])
+                expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(false))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
@@ -170,7 +170,7 @@ class SDA(Attack):
             longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
             budget.spend(work.run(scorer, longer.size))
-            scores = scorer(torch.from_numpy(longer)).numpy() + weighed
+            scores = device.array(scorer(device.tensor(longer))) + weighed
             best = np.argsort(-scores, kind="stable")[: self.beam]
             beams, so_far = longer[best], weighed[best]
         return beams[0]

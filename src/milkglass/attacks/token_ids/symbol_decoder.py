@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass import papers
+from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
@@ -137,10 +137,10 @@ class SymbolReader(torch.nn.Module):
         super().__init__()
         self.spans, self.own = symbols.spans(symbols.members), symbols.spans(symbols.own)
         self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
-        self.several = torch.tensor([len(one) > 1 for one in symbols.members])
-        self.start = torch.tensor([one.start for one in self.spans])
+        self.register_buffer("several", torch.tensor([len(one) > 1 for one in symbols.members]))
+        self.register_buffer("start", torch.tensor([one.start for one in self.spans]))
         order, sizes = symbols.order, [len(one) for one in symbols.own]
-        self.position = torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64))
+        self.register_buffer("position", torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64)))
         table, weight = public.table, torch.from_numpy(counts).float()[:, None]
         member = torch.from_numpy(symbols.of_token)
         total = torch.zeros(len(sizes), 1).index_add_(0, member, weight).clamp(min=1e-9)
@@ -148,11 +148,12 @@ class SymbolReader(torch.nn.Module):
         self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
         self.body = body(public)
         self.turn = torch.nn.Linear(table.shape[1], table.shape[1])
-        self.table = table[torch.from_numpy(order)]
+        self.register_buffer("table", table[torch.from_numpy(order)])
         self.bias = torch.nn.Parameter(torch.from_numpy(counts[order]).log().float())
         with torch.no_grad():
             self.turn.weight.copy_(START_SCALE * torch.eye(table.shape[1]))
             self.turn.bias.zero_()
+        self.to(device.current())
 
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
@@ -166,7 +167,7 @@ class SymbolReader(torch.nn.Module):
             which = self.spans[symbol]
             bias = self.bias[which]
             if symbol in self.exchanged:
-                own = torch.zeros(len(self.bias))
+                own = torch.zeros_like(self.bias)
                 own[self.own[symbol]] = self.advantage
                 bias = bias + own[which]
             yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
@@ -204,9 +205,9 @@ class Beliefs:
                 by_place = {
                     at: row
                     for there, scores in self.reader(inputs)
-                    for at, row in zip(there.tolist(), scores.double().numpy(), strict=True)
+                    for at, row in zip(there.tolist(), device.array(scores.double()), strict=True)
                 }
-            believed = [one for row in inputs.numpy() for one in self.chain.read(row, True)]
+            believed = [one for row in device.array(inputs) for one in self.chain.read(row, True)]
             each = zip(places(texts, numbers), inputs.flatten().tolist(), believed, strict=True)
             for at, (place, symbol, chain) in enumerate(each):
                 members = self.members[symbol]
@@ -328,7 +329,7 @@ class SymbolDecoder(Attack):
             for group in optimiser.param_groups:
                 group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
             tokens = stacked(corpus, groups[number])
-            symbols_sent = torch.from_numpy(symbols.sent(tokens.numpy(), rng))
+            symbols_sent = device.tensor(symbols.sent(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW, CausalReader, ReadBatch
@@ -75,7 +76,7 @@ class Beam:
         self.total = np.full((texts, width), -np.inf)
         self.total[:, 0] = 0
         self.longest = min(WINDOW, int(getattr(reader.model.config, "max_position_embeddings", WINDOW)))
-        self.states = torch.zeros(texts * width, reader.head.shape[1])
+        self.states = reader.head.new_zeros(texts * width, reader.head.shape[1])
         self.joined = np.ones(texts * width, np.bool_)
         self._begin_again()
         self._spell([np.array([reader.begin])] * (texts * width))
@@ -104,10 +105,12 @@ class Beam:
         from transformers import DynamicCache
 
         self.cache, rows = DynamicCache(), len(self.joined)
-        self.mask, self.length = torch.zeros(rows, 0, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+        at = device.current()
+        self.mask = torch.zeros(rows, 0, dtype=torch.int64, device=at)
+        self.length = torch.zeros(rows, dtype=torch.int64, device=at)
 
     def _keep(self, rows: Ids) -> None:
-        index = torch.from_numpy(rows)
+        index = device.tensor(rows)
         if self.mask.shape[1]:
             self.cache.reorder_cache(index)
         self.mask, self.length, self.states = self.mask[index], self.length[index], self.states[index]
@@ -133,10 +136,12 @@ class Beam:
         if int(self.length.max()) + longest > self.longest:
             self._begin_again()
             rows = [np.array([self.reader.begin, *one]) for one in rows]
-        lengths = torch.tensor([len(one) for one in rows])
+        lengths = torch.tensor([len(one) for one in rows], device=device.current())
         width = int(lengths.max())
-        ids = torch.tensor([[*one.tolist(), *[self.reader.begin] * (width - len(one))] for one in rows])
-        at = torch.arange(width)
+        ids = torch.tensor(
+            [[*one.tolist(), *[self.reader.begin] * (width - len(one))] for one in rows], device=device.current()
+        )
+        at = torch.arange(width, device=device.current())
         self.mask = torch.cat([self.mask, (at < lengths[:, None]).long()], dim=1)
         positions = (self.length[:, None] + at).clamp(max=self.longest - 1)
         self.reader.budget.spend(work.run(self.reader.model, ids.numel()))
@@ -209,7 +214,7 @@ class LanguageReader:
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
-        every = torch.cat(states) if states else torch.zeros(0, reader.head.shape[1])
+        every = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
         plain = cls(
             reader,
             reader.log_mean_probability(every[torch.from_numpy(rng.permutation(len(every))[:PLACES_AVERAGED])]),

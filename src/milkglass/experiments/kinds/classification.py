@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
+from milkglass import device
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
@@ -92,13 +93,15 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
     """Returns (u,) the class that the model predicts for each row, and (u,) the row's own."""
     with ONE_LOAD:
         net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    device.moved(net)
     rows = TrainingDataset(held_out, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
     guess, truth = [], []
     for start in range(0, len(rows), TEXTS_A_BATCH):
         batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
         truth.append(batch.pop("labels").numpy())
-        guess.append(net(**batch).logits.argmax(-1).numpy())
+        logits = net(**{name: device.moved(one) for name, one in batch.items()}).logits
+        guess.append(device.array(logits.argmax(-1)))
     return np.concatenate(guess), np.concatenate(truth)
 
 

@@ -133,32 +133,21 @@ class Comparison(Recipe):
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "attacks": self.attacks}
 
+    @property
+    def places(self) -> list[Place]:
+        """Returns every cell, in order."""
+        return list(product(self.data, self.defences, self.seeds))
+
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        base = Checkpoint.open(resolve(self.model))
-        digest, places = base.digest(), list(product(self.data, self.defences, self.seeds))
-        spare = max(self.attacked_of(one).spare for one in self.defences.values()) if self.attacks else 0
-        problems = {(name, seed): problem(name, self.data[name], run.data, seed, spare) for name, _, seed in places}
-        splits = {name: defence_of(_bare(entry), run.data) for name, entry in self.defences.items()}
-        settings = {
-            (name, defence, seed): self.hyperparameters(problems[name, seed], self.defences[defence], seed)
-            for name, defence, seed in places
-        }
-        require_same_run(run.out, {**self.about(), "base": digest})  # nothing is written before all of it can be
+        places = self.places
+        ready = Cells.of(self, run.data, places)
+        base, problems = ready.base, ready.problems
+        require_same_run(run.out, {**self.about(), "base": ready.digest})  # nothing is written before all of it can be
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        if halves and any(one.group_by_length for place, one in settings.items() if place[1] not in halves):
+        if halves and any(one.group_by_length for place, one in ready.settings.items() if place[1] not in halves):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
-
-        def train(place: Place) -> TrainedHalves:
-            name, defence, seed = place
-            words = f"{name}, {defence}" + (f", seed {seed}" if len(self.seeds) > 1 else "")
-            split = with_training(splits[defence], settings[place])
-            return trained(
-                base, digest, problems[name, seed], split, settings[place], seed, run.cache or run.out / "cells",
-                run.threads, lambda text: run.progress(f"{words}: {text}"),
-            )  # fmt: skip
-
         with ThreadPoolExecutor(run.at_once) as pool:
-            cells = dict(zip(places, pool.map(train, places), strict=True))
+            cells = dict(zip(places, pool.map(lambda place: ready.trained(place, run), places), strict=True))
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
@@ -181,6 +170,49 @@ class Comparison(Recipe):
             for model, values in client_alone(problems[first], own[first], first[1]).items():
                 undefended += records(values, data=name, variant=ALONE, note=model)
         return _over_seeds(self, results) + undefended
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """What the cells of a comparison are trained from. They may be trained one by one, into one cache.
+
+    Attributes:
+        digest: of the model.
+        problems: by data and seed.
+        splits: by defence.
+        settings: by cell.
+    """
+
+    recipe: Comparison
+    base: Checkpoint
+    digest: str
+    problems: Mapping[tuple[str, int], TrialData]
+    splits: Mapping[str, Defence]
+    settings: Mapping[Place, Hyperparameters]
+
+    @classmethod
+    def of(cls, recipe: Comparison, data: Path, places: Sequence[Place]) -> Cells:
+        """Reads what these cells are trained from. Raises UsageError if something is missing."""
+        base = Checkpoint.open(resolve(recipe.model))
+        every = recipe.defences
+        spare = max(recipe.attacked_of(one).spare for one in every.values()) if recipe.attacks else 0
+        problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
+        splits = {name: defence_of(_bare(every[name]), data) for name in dict.fromkeys(place[1] for place in places)}
+        settings = {
+            (name, defence, seed): recipe.hyperparameters(problems[name, seed], every[defence], seed)
+            for name, defence, seed in places
+        }
+        return cls(recipe, base, base.digest(), problems, splits, settings)
+
+    def trained(self, place: Place, run: RunFolder) -> TrainedHalves:
+        """Returns a cell, trained if it is not in the run's cache."""
+        name, defence, seed = place
+        words = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
+        split = with_training(self.splits[defence], self.settings[place])
+        return trained(
+            self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed,
+            run.cache or run.out / "cells", run.threads, lambda text: run.progress(f"{words}: {text}"),
+        )  # fmt: skip
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from milkglass import device
 from milkglass.attacks.assignment import ranked
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
@@ -163,7 +164,7 @@ class GenerationRecipe(GeneratorTuning):
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answered = answers(model, codec, held_out, self.evaluation)
                 texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
@@ -214,12 +215,13 @@ def row_losses(
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), at_once):
         batch = collate([rows[i] for i in range(start, min(start + at_once, len(rows)))])
+        batch = {name: one.to(model.device) for name, one in batch.items()}
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
         every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
         losses.append(every.sum(1))
         tokens.append((expected != -100).sum(1))
-    return torch.cat(losses).double().numpy(), torch.cat(tokens).double().numpy()
+    return device.array(torch.cat(losses).double()), device.array(torch.cat(tokens).double())
 
 
 def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
@@ -273,15 +275,16 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
         out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=new_tokens,
             do_sample=False,
             pad_token_id=model.config.pad_token_id,
         )
         stops = model.generation_config.eos_token_id
         generated += [
-            ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, ids.shape[1] :]
+            ended(row, [stops] if isinstance(stops, int) else stops or [])
+            for row in device.array(out[:, ids.shape[1] :])
         ]
     return generated
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from milkglass import files
+from milkglass import device, files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
@@ -157,7 +157,7 @@ def step_seconds(events: str) -> list[float]:
 
 @torch.inference_mode()
 def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     before, server, after = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
@@ -174,8 +174,8 @@ def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) 
 
 def _generated(model: PreTrainedModel, prompt: Any, count: int) -> Any:
     """Returns exactly `count` greedy ids, even if the model would have ended earlier."""
-    ids = torch.from_numpy(prompt).long()[None]
+    ids = device.tensor(prompt).long()[None]
     made_ids = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
     )
-    return made_ids[0, ids.shape[1] :].numpy()
+    return device.array(made_ids[0, ids.shape[1] :])

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from milkglass import files
+from milkglass import device, files
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
@@ -168,7 +168,9 @@ class SanitizedGeneration(GeneratorTuning):
                 run.progress(f"{variant.name}: answers {when}")
                 done = run.out / "answers" / f"{variant.name}-{when}.json"
                 if not done.is_file() or "losses" not in json.loads(done.read_text("utf-8")):  # of older code
-                    model = model or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                    model = model or device.moved(
+                        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                    )
                     files.private_dir(done.parent)
                     files.write_json(done, self._answered(run, model, codec, variant, prompts[variant.name], when))
                 result += self._figures(run, json.loads(done.read_text("utf-8")), prompts[variant.name], variant, when)

@@ -166,7 +166,7 @@ class TrainingSite:
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         fit(step, rows, guard.shield, self.training, self.recipe.seed, self.pad, info)
-        tensors = {n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}
+        tensors = {n: one.detach().cpu().clone() for n, one in step.module.named_parameters() if n in step.names}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
             self.cache.wrote(path)

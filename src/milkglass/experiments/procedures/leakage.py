@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.attacks.embeddings.ednn import differences
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.outcome import AttackResult
@@ -205,7 +206,7 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
         public: (m, d).
         origin: (n,) the public row for which each row stands.
     """
-    theirs, mine = differences(public.double()), differences(server.double())
+    theirs, mine = (device.moved(differences(one.double())) for one in (public, server))
     own, other = [], []
     for start in range(0, len(mine), ROWS_AT_A_TIME):
         place = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])
@@ -214,7 +215,7 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
         own.append(far[rows, place].clone())
         far[rows, place] = torch.inf
         other.append(far.min(1).values)
-    return torch.cat(own).numpy(), torch.cat(other).numpy()
+    return device.array(torch.cat(own)), device.array(torch.cat(other))
 
 
 def quantiles(own: Floats, other: Floats) -> dict[str, float]:

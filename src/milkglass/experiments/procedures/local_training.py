@@ -103,7 +103,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
     for start in range(0, len(order), size):
         part = order[start : start + size]
         ids, mask, _ = rows.part(part).batch(pad)
-        guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
+        guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).cpu().numpy()
     return Utility(with_spread(_classified(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
 
 

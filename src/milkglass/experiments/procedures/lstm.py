@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
+from milkglass import device
 from milkglass.errors import JobFailed
 from milkglass.parameters import limited, require
 from milkglass.progress import Log
@@ -123,9 +124,11 @@ class BiLSTM(torch.nn.Module):
 
         Args:
             ids: (b, t), padded on the right with anything.
-            lengths: (b,).
+            lengths: (b,), on the processor.
         """
-        packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            self.table(ids.to(self.table.weight.device)), lengths, batch_first=True, enforce_sorted=False
+        )
         _, (states, _) = self.lstm(packed)
         both: torch.Tensor = self.head(torch.cat([states[-2], states[-1]], 1))
         return both
@@ -141,7 +144,7 @@ def train(
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = BiLSTM(rows, classes, training)
+        net = device.moved(BiLSTM(rows, classes, training))
         optimiser = torch.optim.Adam(
             [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
         )
@@ -149,7 +152,7 @@ def train(
             batches = batched(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
                 logits = net(*padded([ids[i] for i in batch]))
-                loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[batch]))
+                loss = torch.nn.functional.cross_entropy(logits, device.tensor(labels[batch]))
                 if not torch.isfinite(loss):
                     raise JobFailed(f"the loss is not finite at step {step} of epoch {epoch}", "lower learning_rate")
                 optimiser.zero_grad()
@@ -181,7 +184,7 @@ def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
     """Returns (u,) the class that the model predicts for each text."""
     ids, result = list(texts), []
     for start in range(0, len(ids), batch_size):
-        result.append(net(*padded(ids[start : start + batch_size])).argmax(1).numpy())
+        result.append(net(*padded(ids[start : start + batch_size])).argmax(1).cpu().numpy())
     return np.concatenate(result)
 
 

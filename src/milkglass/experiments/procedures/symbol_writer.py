@@ -59,7 +59,7 @@ class SymbolWriter:
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (..., n) log p_c, and (..., m) log m."""
         own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
-        return own, torch.zeros_like(server).index_add_(-1, self.symbols, own.exp()).log()
+        return own, torch.zeros_like(server).index_add_(-1, self.symbols.to(server.device), own.exp()).log()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class Pair:
             tokens: (t,) of one conversation.
             answered: (t,) whether each is an answer's.
         """
-        sent = self.writer.symbols[tokens]
+        tokens, answered = tokens.to(self.client.device), answered.to(self.client.device)
+        sent = self._sent(tokens)
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
         places = answered[1:].nonzero().flatten()
         both, right = [one[places] for one in scores], tokens[1:][places][:, None]
@@ -96,16 +97,19 @@ class Pair:
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
         """Returns the likeliest tokens after a prompt (t,), up to the first that ends the answer, included."""
         result, past = list[int](), [None, None]
-        ids = prompt
+        ids = prompt.to(self.client.device)
         while len(result) < new_tokens and not (result and result[-1] in self.stops):
             out = [
                 model(input_ids=part[None], past_key_values=cache, use_cache=True)
-                for (model, part), cache in zip(self._both(ids, self.writer.symbols[ids]), past, strict=True)
+                for (model, part), cache in zip(self._both(ids, self._sent(ids)), past, strict=True)
             ]
             past = [one.past_key_values for one in out]
             result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in out)).argmax()))
-            ids = torch.tensor(result[-1:])
+            ids = torch.tensor(result[-1:], device=ids.device)
         return result
+
+    def _sent(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.writer.symbols.to(tokens.device)[tokens]
 
     def _both(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
         return (self.client, tokens), (self.server, sent)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.states import FORWARD_TOKENS, Encoder, Prefix
+from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from milkglass.sequences import Ids
 
 BF16_ALLOWED = 0.5  # times sqrt(loss noise)
@@ -281,8 +281,8 @@ class _Group:
     def _measured(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Returns (s,) the losses of some of these rows, FORWARD_TOKENS at a time; inf above their limits (s,)."""
-        step = max(1, FORWARD_TOKENS // ids.shape[1])
+        """Returns (s,) the losses of some of these rows, `Encoder.tokens` at a time; inf above their limits (s,)."""
+        step = max(1, self.network.tokens // ids.shape[1])
         result = [np.empty(0)]
         for first in range(0, len(part), step):
             rows = torch.from_numpy(part[first : first + step])

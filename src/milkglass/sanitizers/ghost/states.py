@@ -8,7 +8,8 @@ All sequences of a call have one length, so there is no padding and no mask.
 Two things save work and change no loss. A sequence whose sum exceeds its bound before the last layer is dropped there
 (`losses`). For a causal model the results for a common beginning are reused (`Prefix`).
 
-Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32.
+Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32. What an encoder is
+given is moved to where its model is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from milkglass import device
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -29,6 +31,7 @@ from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
 FORWARD_TOKENS = 2048  # more don't make a processor faster
+GPU_FORWARD_TOKENS = 32768
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
 
 
@@ -88,7 +91,7 @@ class Encoder:
         """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
         base = Checkpoint.open(folder)
         kind = architecture_of(base).kind
-        return cls.over(body(base), kind == "decoder")
+        return cls.over(device.moved(body(base)), kind == "decoder")
 
     @classmethod
     def over(cls, model: Any, causal: bool) -> Encoder:
@@ -98,24 +101,31 @@ class Encoder:
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
         multiply_by_onednn(model.eval(), quick_in_bf16())
-        return cls(model, tuple(lists[0]), causal)
+        return cls(model, tuple(lists[0]), causal, quick_in_bf16() and model.device.type == "cpu")
+
+    @property
+    def tokens(self) -> int:
+        """Returns how many tokens go through the model together."""
+        return FORWARD_TOKENS if self.model.device.type == "cpu" else GPU_FORWARD_TOKENS
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
         result: list[torch.Tensor] = []
         with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: result.append(hidden)):
-            last = self.model(input_ids=ids, use_cache=False).last_hidden_state
+            last = self.model(input_ids=ids.to(self.model.device), use_cache=False).last_hidden_state
         return torch.stack([*result, last], 1)
 
     def losses(
         self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
         prefix: Prefix | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Returns (r,) the loss of each sequence in fp64; inf if it exceeds its bound.
+        """Returns (r,) the loss of each sequence in fp64, on the processor; inf if it exceeds its bound.
 
         ids (r, t) follow `prefix`, r beginnings of T - t tokens; `owner` (r,) is the trace, of (n, layers + 1, T, d),
         with which each is compared.
         """
+        at = self.model.device
+        ids, owner, bounds = ids.to(at), owner.to(at), bounds.to(at)
         tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
         with torch.inference_mode(), self._watched(tally.enter):
@@ -124,11 +134,12 @@ class Encoder:
                 tally.count(len(self.layers), last)
             except _NobodyLeft:
                 return torch.full((len(ids),), math.inf, dtype=torch.float64)
-        return tally.result()
+        return tally.result().cpu()
 
     def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
         """Returns the beginnings followed by ids (n, s). See `losses` for `traces` and `owner`."""
-        free = torch.full((len(ids),), math.inf, dtype=torch.float64)
+        ids, owner = ids.to(self.model.device), owner.to(self.model.device)
+        free = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
         tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
         with torch.inference_mode(), self._watched(tally.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
@@ -161,7 +172,8 @@ class _ForwardSums:
         self, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor, prefix: Prefix, count: int
     ) -> None:
         self.traces, self.owner, self.bounds, self.length = traces, owner, bounds, prefix.length
-        self.sums, self.rows, self.all = prefix.spent.clone(), torch.arange(count), count
+        self.sums = prefix.spent.to(traces.device, copy=True)
+        self.rows, self.all = torch.arange(count, device=traces.device), count
 
     def count(self, layer: int, hidden: torch.Tensor) -> None:
         stop = self.length + hidden.shape[1]

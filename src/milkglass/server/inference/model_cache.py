@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from milkglass import device
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.inference.generator import Engine
@@ -153,12 +154,11 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
     kinds = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
-    on_gpu = torch.cuda.is_available()
     try:
         with ONE_LOAD:
             network, report = kinds[task].from_pretrained(
                 folder,
-                dtype="auto" if on_gpu else torch.float32,
+                dtype=device.serving_dtype(),
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -171,7 +171,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
         hint = "obfuscate and upload it again"
         raise CorruptCheckpoint(f"the weights don't fit the config: {type(error).__name__}", hint) from error
     _require_whole(report, task)
-    network.eval().to("cuda" if on_gpu else "cpu")
+    device.moved(network.eval())
     if task == "classify":
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
     if task == "embed":

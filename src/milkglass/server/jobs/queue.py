@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.folder import marked, mend_events, step_kept, step_of, write_event
@@ -366,10 +367,8 @@ def _ended_by_disk(newest: int) -> dict[str, Any]:
 
 
 def gpu_memory() -> int | None:
-    """Returns the bytes of the first GPU's memory, or None."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    """Returns the bytes of the GPU's memory, or None."""
+    return device.memory(free=False)
 
 
 def _count_crash(job: JobRecord, newest: int) -> None:

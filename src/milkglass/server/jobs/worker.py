@@ -14,14 +14,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from milkglass import device
+
 POLL_SECONDS = 0.1  # seconds between looks at a worker that is not our child
 MAX_LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 
 
 def _environment() -> dict[str, str]:
-    """Returns a worker's environment: offline, without variables of Milkglass (a passphrase, a token)."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
+    """Returns a worker's environment: offline, without Milkglass's variables (a passphrase, a token) but the device."""
+    known = (name for name in os.environ if name == device.DEVICE or not name.startswith("MILKGLASS_"))
+    kept = device.of_child({name: os.environ[name] for name in known})
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from milkglass import device
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import BadUpload, Busy, MilkglassError, TooLong, UnsupportedModel
@@ -239,7 +240,7 @@ def opened(
     """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""
     architecture = decoder_of(checkpoint)
     if network is None:
-        network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        network = device.moved(language_model(checkpoint).eval())
     table = checkpoint.read(architecture.table)
     config, ends = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
@@ -146,17 +147,21 @@ class Problem:
             self.embeddings = step.embedded(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
         self.unit, self.size = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
-        self.names = comparable(step, batch.seen.tensors)
-        self.seen = {name: batch.seen.tensors[name].float() for name in self.names}
+        tensors = batch.tensors
+        self.names = comparable(step, tensors)
+        self.seen = {name: tensors[name].float() for name in self.names}
         self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
         self.layers = linear(step.module, self.names)
         read = {name for one in self.layers for name in (one.weight, one.bias)}
         self._rest = [name for name in self.names if name not in read]
         self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
-        self.labels = None if step.task == "next-token" or batch.labels is None else torch.from_numpy(batch.labels)
+        self.labels = None if step.task == "next-token" or batch.labels is None else self._placed(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
         self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
+
+    def _placed(self, values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.step.device)
 
     # --- texts and embeddings -----------------------------------------------------------------------------------------
     @property
@@ -170,7 +175,7 @@ class Problem:
     def noise(self, rng: np.random.Generator) -> torch.Tensor:
         """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
-        return self.pinned(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
+        return self.pinned(self._placed(rng.standard_normal(shape, dtype=np.float32)))
 
     def pinned(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings with special tokens in their places, and zeros after each text."""
@@ -188,7 +193,7 @@ class Problem:
         if len(self.barred):
             likeness[:, :, list(self.barred)] = -torch.inf
         ids = np.zeros(self.mask.shape, np.int64)
-        best = likeness.argmax(2).numpy()
+        best = device.array(likeness.argmax(2))
         for row, length in enumerate(self.lengths):
             ids[row, :length] = best[row, :length]
             if self.frame.first is not None:
@@ -229,7 +234,7 @@ class Problem:
 
     def judged_ids(self, guesses: Ids) -> Floats:
         """Returns (h,) the distances of guesses of tokens (h, b, t). See `judged`."""
-        ids = torch.from_numpy(guesses)
+        ids = self._placed(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
         return self._judged(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
@@ -250,7 +255,7 @@ class Problem:
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
             every = products(self.layers, runs, deltas, self.seen, count)
-            return np.asarray(self.distance.of(every, self.squares).double().numpy())
+            return device.array(self.distance.of(every, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():

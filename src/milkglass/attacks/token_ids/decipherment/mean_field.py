@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, summed
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
@@ -82,6 +85,8 @@ class Message:
         It is the sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour)).
         Works in place, since a long text has ten million slots.
         """
+        if device.on_gpu():
+            return self._on_gpu(belief, doubt)
         ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
         ratio += self.floor
         ratio *= self.base
@@ -90,6 +95,19 @@ class Message:
         evidence = np.log(ratio, out=ratio)
         evidence *= self.counted
         return summed(self.cell, evidence, len(belief))
+
+    @cached_property
+    def _placed(self) -> tuple[torch.Tensor, ...]:
+        each = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
+        return tuple(device.tensor(one) for one in each)
+
+    def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
+        """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
+        slot, neighbour, strength, cell, counted, base, floor = self._placed
+        given = device.tensor(belief)
+        ratio = given.new_zeros(len(cell)).index_add_(0, slot, given[neighbour] * strength)
+        evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(counted)
+        return device.array(torch.zeros_like(given).index_add_(0, cell, evidence))
 
 
 def messages_of(
@@ -191,6 +209,26 @@ class _Channel:
     votes: sp.csr_matrix
     weight: float
 
+    def evidence(self, belief: Soft, base: Soft, doubt: float) -> Soft:
+        """Returns (K, C) what the neighbours say, by a belief (K + p, C + p)."""
+        if device.on_gpu():
+            return self._on_gpu(belief, base, doubt)
+        ratio = (self.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+        ratio += 1
+        ratio *= (1 - doubt) * base
+        ratio += doubt
+        return self.edges @ np.ascontiguousarray(np.log(ratio))
+
+    @cached_property
+    def _placed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
+
+    def _on_gpu(self, belief: Soft, base: Soft, doubt: float) -> Soft:
+        """Returns the same on the GPU, which multiplies these matrices sooner than it skips their zeros."""
+        edges, votes = self._placed
+        ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
+        return device.array(edges @ ratio.log_())
+
 
 def settle_all(
     seen: NDArray[np.float64],
@@ -277,11 +315,7 @@ class _Field:
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
         for one in channels:
-            ratio = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
-            ratio += 1
-            ratio *= (1 - doubt) * base
-            ratio += doubt
-            evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(ratio)))
+            evidence += one.weight * one.evidence(belief, base, doubt)
         patience = between(growth.patience, share)
         weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * weight

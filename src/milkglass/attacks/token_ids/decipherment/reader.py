@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
@@ -192,15 +193,15 @@ class CausalReader:
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
         """Returns (V,) the logarithm of each id's mean probability."""
         self.budget.spend(work.compared(states, self.head))
-        total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
-        return np.log(total.double().numpy() / max(1, len(states)) + MIN_PROBABILITY)
+        total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), self.head.new_zeros(1))
+        return np.log(device.array(total.double()) / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
         self.budget.spend(work.compared(states, self.head))
         parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
-        return torch.cat([states.new_zeros(0), *parts]).double().numpy()
+        return device.array(torch.cat([states.new_zeros(0), *parts]).double())
 
     @torch.inference_mode()
     def log_likelihood_ratio(self, read: ReadBatch, options: Ids, log_mean: Floats) -> Floats:
@@ -214,7 +215,7 @@ class CausalReader:
         first = self.spelling.first[joined.astype(np.int64), options]
         self.budget.spend(work.CALL + work.elements(first.size * read.states.shape[1]))
         result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
-        return result.double().numpy() - log_mean[first]
+        return device.array(result.double()) - log_mean[first]
 
 
 def why_no_reader(public: Model, name: str) -> str | None:

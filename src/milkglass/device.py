@@ -1,0 +1,107 @@
+"""The device: where models and tensors are computed, the GPU if there is one, and in which dtype.
+
+`MILKGLASS_DEVICE` chooses: "cpu", "cuda", or "cuda:1" for one of several GPUs.
+
+Everything is computed in fp32 on both, except what a server loads (`serving_dtype`). Random numbers that decide a
+result are drawn on the processor and moved, so that both devices give the same result up to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE = "MILKGLASS_DEVICE"  # environment variable
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # CUDA's own: which GPUs a process sees
+NAMES = re.compile(r"cpu|cuda(:\d+)?")
+Movable = TypeVar("Movable", bound="torch.Tensor | torch.nn.Module | None")
+
+
+def current() -> torch.device:
+    """Returns the device of all computation. Raises UsageError if the one that is chosen is not there."""
+    import torch
+
+    name = asked()
+    if name == "cpu" or (name is None and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(f"{DEVICE} is {name!r}, and PyTorch finds no GPU here", f"leave {DEVICE} out, or give cpu")
+    result = torch.device(name or "cuda")
+    if result.index is not None and result.index >= torch.cuda.device_count():
+        raise UsageError(
+            f"{DEVICE} is {name!r}, and there are {torch.cuda.device_count()} GPUs", "they are counted from 0"
+        )
+    # cuDNN's recurrent layers round fp32 to 10 bits otherwise, which products of matrices do not
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cuda", torch.cuda.current_device() if result.index is None else result.index)
+
+
+def asked() -> str | None:
+    """Returns the user's choice. None: the GPU if there is one. Raises UsageError for anything but a device's name."""
+    name = os.environ.get(DEVICE, "")
+    if name and not NAMES.fullmatch(name):
+        raise UsageError(f"{DEVICE} is {name!r}", "give cpu, cuda or cuda:N")
+    return name or None
+
+
+def on_gpu() -> bool:
+    return current().type != "cpu"
+
+
+def moved(what: Movable) -> Movable:
+    """Returns a tensor, or a module in place, on the device. On the processor nothing is copied."""
+    if what is None:
+        return what
+    return what.to(current())  # type: ignore[return-value]
+
+
+def tensor(values: NDArray[Any]) -> torch.Tensor:
+    """Returns an array as a tensor on the device."""
+    import torch
+
+    return torch.from_numpy(values).to(current())
+
+
+def array(values: torch.Tensor) -> NDArray[Any]:
+    """Returns a tensor of any device as an array. On the processor nothing is copied."""
+    return np.asarray(values.detach().cpu().numpy())
+
+
+def serving_dtype() -> Any:
+    """Returns the dtype in which a server loads a model: the checkpoint's own on a GPU, fp32 on the processor."""
+    import torch
+
+    return "auto" if on_gpu() else torch.float32
+
+
+def memory(free: bool) -> int | None:
+    """Returns the bytes of the GPU's memory, or of those that are free. None: there is no GPU."""
+    import torch
+
+    if not on_gpu():
+        return None
+    left, total = torch.cuda.mem_get_info(current())
+    return int(left if free else total)
+
+
+def of_child(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a child process that sees the chosen GPU alone, as its first.
+
+    transformers' Trainer takes the first one.
+    """
+    result, name = dict(environment), asked()
+    if name is None or ":" not in name:
+        return result
+    number = int(name.partition(":")[2])
+    seen = [one for one in result.get(VISIBLE, "").split(",") if one]
+    return {**result, DEVICE: "cuda", VISIBLE: seen[number] if number < len(seen) else str(number)}

@@ -1,0 +1,90 @@
+"""What a run of a recipe needs, which is checked before it starts, and what it used, which is noted in its folder.
+
+    [needs]
+    memory = 3           GB of the machine's memory, at least
+    device = 8           GB of the GPU's memory, at least, where it runs on one
+    minutes = 40         on two cores
+    device_minutes = 5   on an H100-class GPU
+
+`used.json` of a run folder has the most memory and the minutes of each start, from which these numbers are set.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from milkglass import device, files, system
+from milkglass.errors import UsageError
+from milkglass.parameters import limited, require
+from milkglass.progress import Log, duration
+
+GB = 10**9
+USED = "used.json"
+
+
+@dataclass(frozen=True)
+class RecipeNeeds:
+    """What a recipe needs, see the module. None: it is not known."""
+
+    memory: float | None = limited(None, above=0)
+    device: float | None = limited(None, above=0)
+    minutes: float | None = limited(None, above=0)
+    device_minutes: float | None = limited(None, above=0)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    def check(self, name: str, progress: Log) -> None:
+        """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
+        held = system.memory(available=True)
+        if self.memory is not None and held is not None and held < self.memory * GB:
+            raise UsageError(
+                f"{name} needs at least {self.memory:g} GB of memory, and {held / GB:.1f} GB are free here",
+                "close other programs, run it with --quick, or take a larger machine",
+            )
+        free = device.memory(free=True)
+        if self.device is not None and free is not None and free < self.device * GB:
+            raise UsageError(
+                f"{name} needs at least {self.device:g} GB of the GPU's memory, and {free / GB:.1f} GB are free there",
+                f"end what else runs on it, run it with --quick, or set {device.DEVICE} to cpu",
+            )
+        if words := self._words(free is not None):
+            progress(f"{name} takes {words}")
+
+    def _words(self, on_gpu: bool) -> str:
+        words = [] if self.memory is None else [f"at least {self.memory:g} GB of memory"]
+        if on_gpu and self.device is not None:
+            words.append(f"{self.device:g} GB of the GPU's")
+        minutes, where = (self.device_minutes, "an H100") if on_gpu else (self.minutes, "two cores")
+        if minutes is not None:
+            words.append(f"about {duration(60 * minutes)} on {where}")
+        return ", ".join(words)
+
+
+@contextmanager
+def noted(out: Path) -> Iterator[None]:
+    """Notes in the run folder, when the run ends in any way, what it used."""
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        if (out / "run.json").is_file():  # else nothing was begun
+            path = out / USED
+            known = json.loads(path.read_text("utf-8")) if path.is_file() else []
+            files.write(path, json.dumps([*known, _used(begun)], indent=1) + "\n")
+
+
+def _used(begun: float) -> dict[str, float]:
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    result = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
+    if device.on_gpu():
+        import torch
+
+        result["device"] = torch.cuda.max_memory_allocated(device.current()) / GB  # of this process alone
+    return {name: round(one, 2) for name, one in result.items()}
