@@ -47,30 +47,30 @@ class RandomisedResponse:
     @property
     def noise_bits(self) -> float:
         """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
-        m, kept = len(self.values), self.kept
+        m, same = len(self.values), self.kept
         if m < 2:
             return 0.0
-        other = (1 - kept) / (m - 1)
-        return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
+        another = (1 - same) / (m - 1)
+        return -same * math.log2(same) - (1 - same) * math.log2(another)
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
         """Returns (t,) what is sent for these values (t,)."""
         result = np.asarray(ids, np.int64).copy()
-        place = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
-        inside = np.flatnonzero(self.values[place] == result) if len(self.values) else np.empty(0, np.int64)
-        drawn = stream.integers(self._total, len(inside))
-        changed = drawn >= UNIT
-        step = 1 + (drawn[changed] - UNIT) // self.weight
-        at = inside[changed]
-        result[at] = self.values[(place[at] + step) % len(self.values)]
+        index = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
+        known_values = np.flatnonzero(self.values[index] == result) if len(self.values) else np.empty(0, np.int64)
+        draws = stream.integers(self._total, len(known_values))
+        is_changed = draws >= UNIT
+        step = 1 + (draws[is_changed] - UNIT) // self.weight
+        positions = known_values[is_changed]
+        result[positions] = self.values[(index[positions] + step) % len(self.values)]
         return result
 
     def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
         """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
         result = np.asarray(occurrences, np.float64).copy()
-        own = result[self.values]
-        other = (1 - self.kept) / max(1, len(self.values) - 1)
-        result[self.values] = own * self.kept + (own.sum() - own) * other
+        occurring = result[self.values]
+        exchanged = (1 - self.kept) / max(1, len(self.values) - 1)
+        result[self.values] = occurring * self.kept + (occurring.sum() - occurring) * exchanged
         return result
 
     @property
