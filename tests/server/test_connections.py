@@ -24,7 +24,7 @@ from milkglass.server.connections import Acceptor
 from milkglass.server.logs import BURST, RATE, Throttle
 from milkglass.server.process import listen
 from milkglass.server.settings import Limits
-from milkglass.server.storage.store import File
+from milkglass.server.storage.store import FileRecord
 from tests.cli.test_processes import self_signed
 from tests.server.kit import TOKEN, settings, until
 from tests.server.real import Server
@@ -185,7 +185,7 @@ def test_an_answer_that_nobody_reads_is_late_and_one_that_is_read_is_not(tmp_pat
     with Server(tmp_path / "home", in_thread=True, send_buffer=1 << 16, connections=BY_HAND) as server:
         context = server.app.state.context
         (context.home.files / "file-a").write_bytes(b"\0" * size)
-        context.store.files.add(File(id="file-a", filename="t", bytes=size, sha256="0" * 64, purpose="model"))
+        context.store.files.add(FileRecord(id="file-a", filename="t", bytes=size, sha256="0" * 64, purpose="model"))
         with connected(server, small=True) as (one,):
             one.sendall(b"GET /v1/files/file-a/content HTTP/1.1\r\n" + OPEN + b"\r\n")
             clock = Clock(server)

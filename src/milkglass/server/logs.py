@@ -25,8 +25,8 @@ LONGEST = 2000  # characters of a line
 def place_of(error: BaseException) -> str:
     """Returns the kind of an error and where it was raised, without its message, which may quote ids."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
-    return f"{type(error).__name__} at {where}"
+    place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}"
 
 
 @dataclass

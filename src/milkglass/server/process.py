@@ -110,11 +110,11 @@ class WebServer(uvicorn.Server):
 def raise_open_files() -> int:
     """Raises this process's limit of open files as far as the system allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    expected = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= expected:
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (expected, hard))
-    return expected
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def prepare() -> None:
@@ -171,9 +171,9 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else "no such address"
+        reason = os.strerror(error.errno) if error.errno else "no such address"
         raise UsageError(
-            f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
+            f"cannot listen on {settings.host} port {settings.port}: {reason.lower()}", "choose another port; 0 is any"
         ) from error
 
 

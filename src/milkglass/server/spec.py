@@ -90,12 +90,12 @@ class Hyperparameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_task(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("task") == "causal-lm":
-            return {**GENERATION, **given}
-        if isinstance(given, dict) and given.get("task") == "regression":
-            return {"num_labels": 1, **given}
-        return given
+    def _by_task(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("task") == "causal-lm":
+            return {**GENERATION, **values}
+        if isinstance(values, dict) and values.get("task") == "regression":
+            return {"num_labels": 1, **values}
+        return values
 
     @field_validator("num_labels")
     @classmethod
@@ -123,15 +123,15 @@ class Hyperparameters(BaseModel):
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
         UsageError if they were set to such values.
         """
-        over = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
-        if over <= 0 or self.chosen_method != "lora":
+        excess = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
+        if excess <= 0 or self.chosen_method != "lora":
             return self
         lower: dict[str, int] = {}
         for name in ("full_first", "full_last"):
             if name not in self.model_fields_set:
-                lower[name] = max(0, getattr(self, name) - over)
-                over -= getattr(self, name) - lower[name]
-        if over > 0:
+                lower[name] = max(0, getattr(self, name) - excess)
+                excess -= getattr(self, name) - lower[name]
+        if excess > 0:
             raise UsageError(
                 f"{self.full_first} first and {self.full_last} last layers in full leave none of {layers} to adapt",
                 'lower full_first or full_last, or use method "full"',
@@ -207,8 +207,8 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
         first = error.errors()[0]
         name, value = str(first["loc"][0]), first["input"]
         if first["type"] == "extra_forbidden":
-            known = ", ".join(Hyperparameters.model_fields)
-            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
+            names = ", ".join(Hyperparameters.model_fields)
+            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {names}") from None
         shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
         raise UsageError(f"{called(name)} is {shown}, {needed(first)}", "leave it out for the default") from None
 

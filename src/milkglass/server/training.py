@@ -37,7 +37,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import resumed_from, step_of
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.trainer import (
     BEST,
     MEASURES,
@@ -163,15 +163,15 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
 
 
-def shape_of(model: Path) -> Shape:
+def shape_of(model: Path) -> ModelSizes:
     """Returns the sizes of a model folder. Raises BadUpload if it cannot be read."""
     try:
-        return Shape.of(Checkpoint.open(model))
+        return ModelSizes.of(Checkpoint.open(model))
     except ModelError as error:  # its own message names a folder of the server
         raise BadUpload("the model's files cannot be read", "upload the whole model again") from error
 
 
-def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
+def reserved(job: Path, spec: JobSpec, shape: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     chosen = spec.hyperparameters.fitted(len(shape.layers))
     gpu = torch.cuda.is_available()

@@ -80,15 +80,15 @@ def internal() -> JSONResponse:
 
 
 def validation_message(
-    error: RequestValidationError | ValidationError, named: Callable[[Mapping[str, Any]], str] = lambda fault: ""
+    error: RequestValidationError | ValidationError, name_of: Callable[[Mapping[str, Any]], str] = lambda fault: ""
 ) -> str:
     """Returns what is wrong, and where.
 
     Args:
-        named: returns what to say about a refused value before its rule. By default no value is repeated.
+        name_of: returns what to say about a refused value before its rule. By default no value is repeated.
     """
     errors = error.errors()
-    faults = [f"{_place(fault)}: {named(fault)}{_rule(fault)}" for fault in errors[:SHOWN]]
+    faults = [f"{_place(fault)}: {name_of(fault)}{_rule(fault)}" for fault in errors[:SHOWN]]
     more = len(errors) - SHOWN
     return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
 

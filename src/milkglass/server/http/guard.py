@@ -75,9 +75,9 @@ class BodyMemory:
         if lacking <= 0:
             return
         now = time.monotonic()
-        own = math.inf if whole else body.pace(now)
+        own_pace = math.inf if whole else body.pace(now)
         slower = sorted(
-            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own
+            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own_pace
         )
         if sum(other.held for _, _, other in slower) < lacking:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
@@ -106,9 +106,9 @@ class CountedBody:
         if self._whole or not self._rule.held:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
-        left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
+        seconds_left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
         try:
-            async with asyncio.timeout_at(loop.time() + left) as self._waiting:
+            async with asyncio.timeout_at(loop.time() + seconds_left) as self._waiting:
                 message = await self._receive()
         except TimeoutError:
             if not self._evicted:
@@ -161,37 +161,37 @@ Rule = Callable[[Scope], BodyRule]
 class Guard:
     """Admits requests. All requests together may have `held` bytes of bodies in memory."""
 
-    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, most_held: int, limits: Limits) -> None:
         self._app, self._rule, self._limits = app, rule, limits
-        self._memory = BodyMemory(held)
+        self._memory = BodyMemory(most_held)
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answered = _Answered(send)
+        answer = _RecordedAnswer(send)
         began = time.monotonic()
         try:
-            await self._admit(scope, receive, answered)
+            await self._admit(scope, receive, answer)
         except Exception as error:  # noqa: BLE001  (whatever it was: the server stays up and its log stays clean)
             log.error("internal error: %s", place_of(error))
-            if answered.status is None:
-                await internal()(scope, receive, answered)
+            if answer.status is None:
+                await internal()(scope, receive, answer)
         finally:
             # The route's pattern, never the path: names in a path are the caller's
             pattern = getattr(scope.get("route"), "path", "-")
-            spent = (time.monotonic() - began) * 1000
+            milliseconds = (time.monotonic() - began) * 1000
             method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
-            log.info("%s %s %s %.0f ms", method, pattern, answered.status or "gone", spent)
+            log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
         if scope["path"] not in OPEN and not hmac.compare_digest(authorization, self._expected):
-            refused = respond(Unauthorized(REASONS[401], HINTS[401]))
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            await refused(scope, receive, send)
+            refusal = respond(Unauthorized(REASONS[401], HINTS[401]))
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            await refusal(scope, receive, send)
             return
         rule = self._rule(scope)
         claimed = headers.get(b"content-length", b"0")
@@ -206,7 +206,7 @@ class Guard:
             body.release()
 
 
-class _Answered:
+class _RecordedAnswer:
     """A `send` that remembers the status."""
 
     def __init__(self, send: Send) -> None:

@@ -72,10 +72,10 @@ class StrictRoute(APIRoute):
         return handle
 
 
-def event(data: Any, kind: str | None = None, key: str | None = None) -> str:
+def event(data: Any, kind: str | None = None, event_id: str | None = None) -> str:
     lines = [f"event: {kind}"] if kind else []
-    if key is not None:
-        lines.append(f"id: {key}")
+    if event_id is not None:
+        lines.append(f"id: {event_id}")
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return "\n".join([*lines, f"data: {text}"]) + "\n\n"
 

@@ -46,10 +46,10 @@ class Classifier(Engine[ClassifierRow]):
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
-        waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
-        count = that_fit([len(row.ids) for row in waiting], TOKENS)
-        self.put_back(waiting[count:])
-        self._rows = waiting[:count]
+        rows = [row for row in self.take(self._max_batch) if not row.cancelled]
+        count = that_fit([len(row.ids) for row in rows], TOKENS)
+        self.put_back(rows[count:])
+        self._rows = rows[:count]
         if self._rows:
             for row, chances in zip(self._rows, self._forward(), strict=True):
                 if all(map(math.isfinite, chances)):

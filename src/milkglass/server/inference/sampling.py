@@ -73,9 +73,9 @@ def adjusted(
 ) -> torch.Tensor:
     """Returns logits (v,) with penalties and biases in the order of vLLM: repetition, OpenAI's, biases."""
     result = logits.float().clone()
-    if sampling.repetition != 1 and (seen := sorted({*prompt, *answer})):
-        values = result[seen]
-        result[seen] = torch.where(values > 0, values / sampling.repetition, values * sampling.repetition)
+    if sampling.repetition != 1 and (used_ids := sorted({*prompt, *answer})):
+        values = result[used_ids]
+        result[used_ids] = torch.where(values > 0, values / sampling.repetition, values * sampling.repetition)
     if (sampling.presence or sampling.frequency) and answer:
         ids, counts = torch.tensor(answer, device=result.device).unique(return_counts=True)
         result[ids] -= sampling.presence + sampling.frequency * counts
@@ -84,19 +84,19 @@ def adjusted(
     return result
 
 
-def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, float]]:
+def chances(logits: torch.Tensor, drawn: int, count: int) -> list[tuple[int, float]]:
     """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,)."""
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    every = [(taken, float(logprobs[taken])), *likeliest]
-    return [(token, max(value, MIN_LOGPROB)) for token, value in every]
+    result = [(drawn, float(logprobs[drawn])), *likeliest]
+    return [(token, max(value, MIN_LOGPROB)) for token, value in result]
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:
     """Keeps, in place, the fewest ids whose probabilities reach `top_p`, at least one."""
-    ordered, places = scaled.sort(descending=True)
+    ordered, order = scaled.sort(descending=True)
     chances = ordered.softmax(-1)
-    before = chances.cumsum(-1) - chances
-    before[0] = -1
-    scaled[places[before >= top_p]] = -torch.inf
+    mass_before = chances.cumsum(-1) - chances
+    mass_before[0] = -1
+    scaled[order[mass_before >= top_p]] = -torch.inf

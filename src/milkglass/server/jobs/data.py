@@ -60,8 +60,8 @@ class Collate:
         if "token_type_ids" in examples[0]:
             batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], width, 0)
         labels = [example["labels"] for example in examples]
-        listed = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _padded(labels, width, IGNORED) if listed else _numbers(labels)
+        has_lists = isinstance(labels[0], np.ndarray)
+        batch["labels"] = _padded(labels, width, IGNORED) if has_lists else _numbers(labels)
         return batch
 
 
@@ -72,7 +72,7 @@ def _numbers(labels: list[Any]) -> torch.Tensor:
 
 
 def _padded(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:
-    out = np.full((len(rows), width), fill, np.int64)
-    for place, row in enumerate(rows):
-        out[place, : len(row)] = row
-    return torch.from_numpy(out)
+    result = np.full((len(rows), width), fill, np.int64)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = row
+    return torch.from_numpy(result)

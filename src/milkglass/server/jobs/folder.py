@@ -20,12 +20,14 @@ from milkglass.server.spec import COMPLETE, SHORT, Event
 
 FILE = "events.jsonl"
 PROGRESS = ("step", "total_steps", "loss")
-TAIL = 1 << 16  # bytes
+TAIL_BYTES = 1 << 16  # bytes
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class WorkerEvents:
+class StoredEvent:
+    """An event of events.jsonl. `id` is the byte after its line."""
+
     id: int
     event: Event
 
@@ -42,7 +44,7 @@ class WorkerEvents:
         }
 
 
-def read_events(job: Path, after: int = 0) -> list[WorkerEvents]:
+def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
     """Returns the events after an id, without a line that a killed worker left unfinished."""
     path = job / FILE
     if not path.is_file() or after >= path.stat().st_size:
@@ -57,7 +59,7 @@ def read_events(job: Path, after: int = 0) -> list[WorkerEvents]:
             at += len(line)
             event = _parse(line)
             if event is not None:
-                result.append(WorkerEvents(at, event))
+                result.append(StoredEvent(at, event))
     return result
 
 
@@ -67,11 +69,11 @@ def read_progress(job: Path) -> dict[str, float]:
     if not path.is_file():
         return result
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        lines = file.read(TAIL).splitlines()
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).splitlines()
     for line in reversed(lines):
-        info = _parse(line)
-        numbers = info.data if info else {}
+        event = _parse(line)
+        numbers = event.data if event else {}
         result = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | result
         if len(result) == len(PROGRESS):
             break

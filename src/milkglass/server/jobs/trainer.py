@@ -73,17 +73,17 @@ def drop_reserve(job: Path) -> None:
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the tensors that training changes, by name; tied weights once."""
     learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    saved = model.state_dict().keys()
-    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    names = model.state_dict().keys()
+    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in names}
     return {name: tensor.detach().contiguous() for name, tensor in learnt.items()}
 
 
 @torch.no_grad()
 def restore(model: nn.Module, path: Path) -> None:
     """Loads what `trained` returned. Raises KeyError for a model that is trained in other parts."""
-    held, into = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors, targets = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in trained(model):
-        into[name].copy_(held[name])
+        targets[name].copy_(tensors[name])
 
 
 @contextmanager
@@ -99,10 +99,10 @@ def saving(what: str) -> Iterator[None]:
 class CheckpointTrainer(Trainer):
     """A trainer that saves only what is trained. A save that fails ends the training."""
 
-    def __init__(self, reserve: Reserve, **given: Any) -> None:
+    def __init__(self, reserve: Reserve, **options: Any) -> None:
         self._reserve = reserve
         self._failure: Exception | None = None
-        super().__init__(**given)
+        super().__init__(**options)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:
@@ -161,11 +161,11 @@ def newest_checkpoint(job: Path) -> Path | None:
 
 def drop_unfinished(job: Path) -> None:
     """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
-    kept = resumed_from(job)
-    short = kept is not None and not (kept / COMPLETE).is_file()
-    needed = [checkpoint for checkpoint in marked(job) if short or (checkpoint / COMPLETE).is_file()]
+    newest = resumed_from(job)
+    lacks_optimiser = newest is not None and not (newest / COMPLETE).is_file()
+    usable = [checkpoint for checkpoint in marked(job) if lacks_optimiser or (checkpoint / COMPLETE).is_file()]
     for folder in [job / "result.partial", *checkpoints(job)]:
-        if folder not in needed:
+        if folder not in usable:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 
@@ -192,10 +192,10 @@ def classified(prediction: EvalPrediction) -> dict[str, Any]:
 def pearson(prediction: EvalPrediction) -> dict[str, float]:
     """Returns Pearson's correlation of predictions and labels; nan, which is not reported, if one is constant."""
     answers = np.asarray(prediction.predictions, np.float64).reshape(-1)
-    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
-    answers, expected = answers - answers.mean(), expected - expected.mean()
-    below = float(np.sqrt((answers @ answers) * (expected @ expected)))
-    return {"pearson": float(answers @ expected) / below if below > 0 else math.nan}
+    labels = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    answers, labels = answers - answers.mean(), labels - labels.mean()
+    below = float(np.sqrt((answers @ answers) * (labels @ labels)))
+    return {"pearson": float(answers @ labels) / below if below > 0 else math.nan}
 
 
 MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
@@ -242,8 +242,8 @@ class Reporter(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._left = TimeLeft(state.max_steps)
         self._left.after(state.global_step)
-        begun = {"step": state.global_step, "total_steps": state.max_steps}
-        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
+        progress = {"step": state.global_step, "total_steps": state.max_steps}
+        self.emit(f"training from step {state.global_step} of {state.max_steps}", progress)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
@@ -263,7 +263,7 @@ class Reporter(TrainerCallback):
     ) -> None:
         if not logs or "loss" not in logs:
             return
-        left = self._left.after(state.global_step)
+        seconds_left = self._left.after(state.global_step)
         self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {
@@ -272,7 +272,7 @@ class Reporter(TrainerCallback):
                 "loss": float(logs["loss"]),
                 "learning_rate": float(logs.get("learning_rate", 0.0)),
                 "epoch": float(state.epoch or 0.0),
-                **({} if left is None else {"eta_seconds": round(left, 1)}),
+                **({} if seconds_left is None else {"eta_seconds": round(seconds_left, 1)}),
             },
         )
 
