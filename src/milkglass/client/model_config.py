@@ -101,34 +101,34 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(one)
 
 
-def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = None) -> dict[str, Any]:
+def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
     """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
 
     Args:
         sigma: maps a public id to its scrambled id.
-        known: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
+        entries: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
 
     Raises:
         UnsupportedModel: an entry has token ids in an unknown shape.
     """
-    out: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in config.items():
         if name in NAMES:
             continue
         if name in LABELS:
-            out |= {name: numbered_labels(name, len(value))} if value else {}
+            result |= {name: numbered_labels(name, len(value))} if value else {}
             continue
         if name in WEIGHTED and value:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
         if _is_id_key(name) or name in NESTED_LISTS:
-            out[name] = _map_ids(name, value, sigma)
+            result[name] = _map_ids(name, value, sigma)
         elif name in POSITION_PAIRS and value:
-            out[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
-        elif tells(name, value) or (known is not None and name not in known):
+            result[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
+        elif tells(name, value) or (entries is not None and name not in entries):
             continue
         else:
-            out[name] = remap(value, sigma) if isinstance(value, Mapping) else value
-    return out
+            result[name] = remap(value, sigma) if isinstance(value, Mapping) else value
+    return result
 
 
 def numbered_labels(name: str, count: int) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class LayerKeys:
     ) -> None:
         """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
         self.matrices: dict[Part, Tensor] = {
-            "queries": torch.stack([one.matrix() for one in pairs]),
+            "queries": torch.stack([pair.matrix() for pair in pairs]),
             "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
             "values": torch.stack(mixing),
             "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
@@ -217,7 +217,7 @@ class LayerKeys:
     def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
         """Permutes (key_heads, group, ...): heads inside each group, then groups."""
         if grouped:
-            heads = torch.stack([one[torch.from_numpy(self.query_order[k])] for k, one in enumerate(heads)])
+            heads = torch.stack([head[torch.from_numpy(self.query_order[k])] for k, head in enumerate(heads)])
         return heads[torch.from_numpy(self.key_order)]
 
 

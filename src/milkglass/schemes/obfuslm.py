@@ -23,7 +23,7 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress
-from milkglass.schemes.aliases import Aliased, Slots
+from milkglass.schemes.aliases import AliasedMixture, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth, zero_rows
 from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
@@ -123,7 +123,7 @@ class ObfusLM(Scheme):
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
             for label in noise_labels(self.copies)
         ]
-        return parts[0] if self.copies == 1 else Aliased(tuple(parts), slots)
+        return parts[0] if self.copies == 1 else AliasedMixture(tuple(parts), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """Returns EmbedCluster over the tokens that take part."""

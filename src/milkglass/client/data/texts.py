@@ -54,9 +54,9 @@ class PrivateTexts:
 
     def without(self, others: Sequences) -> PrivateTexts:
         """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
-        known = {one.tobytes() for one in others}
-        fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
-        return self.chosen(np.array(fresh, np.int64))
+        texts = {one.tobytes() for one in others}
+        rows = [i for i, one in enumerate(self.original) if one.tobytes() not in texts]
+        return self.chosen(np.array(rows, np.int64))
 
 
 def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
@@ -67,16 +67,16 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
-    plain = codec.unscrambling
+    unscrambling = codec.unscrambling
     if examples[0].kind == "chat":
         conversations, tools = [one.messages for one in examples], [one.tools for one in examples]
-        done = plain.encode_examples(conversations, truncate=True, tools=tools)
-        original = Sequences.of(done.ids)
+        labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
+        original = Sequences.of(labelled.ids)
         texts_of = unmarked(codec, _sent(codec, original), original)
-        return replace(texts_of, sources=np.array(done.sources, np.int64))
+        return replace(texts_of, sources=np.array(labelled.sources, np.int64))
     pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
-    texts = [one.text for one in examples]
-    original = Sequences.of(plain.encode(texts, pairs, truncate=True).ids)
+    texts = [example.text for example in examples]
+    original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
     scrambled = _sent(codec, original)
     if pairs is not None:
         return unmarked(codec, scrambled, original)
@@ -102,9 +102,9 @@ def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = No
 def pieces(codec: Codec, size: int) -> list[str]:
     """Returns the decoded text of each token id below `size`, or "" if there is no such token."""
     result = [""] * size
-    there = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
-    read = codec.tokenizer.batch_decode([[number] for number in there], clean_up_tokenization_spaces=False)
-    for number, piece in zip(there, read, strict=True):
+    ids = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
+    texts = codec.tokenizer.batch_decode([[number] for number in ids], clean_up_tokenization_spaces=False)
+    for number, piece in zip(ids, texts, strict=True):
         result[number] = piece
     return result
 
@@ -127,14 +127,14 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
     names: list[NDArray[np.bool_]] = []
     numbers: list[NDArray[np.bool_]] = []
     for text, offsets, length in zip(texts, batch["offset_mapping"], ids.lengths.tolist(), strict=True):
-        places = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
+        spans = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
         if length < len(offsets):
-            places[-1:] = 0  # a text that was cut ends in a special token
+            spans[-1:] = 0  # a text that was cut ends in a special token
         for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
-            inside = np.zeros(len(text) + 1, np.bool_)
+            is_marked = np.zeros(len(text) + 1, np.bool_)
             for result in pattern.finditer(text):
-                inside[result.start() : result.end()] = True
-            into.append(inside[np.minimum(places[:, 1] - 1, len(text))] & (places[:, 1] > places[:, 0]))
+                is_marked[result.start() : result.end()] = True
+            into.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
     return np.concatenate(names), np.concatenate(numbers)
 
 
@@ -146,7 +146,7 @@ def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.
         counts: (n,) how often each id occurs in the audited text.
     """
     ids = texts.original.ids
-    which = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
-    which[texts.names] = 1
-    which[texts.numbers] = 0
-    return which.astype(np.int64)
+    class_of = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
+    class_of[texts.names] = 1
+    class_of[texts.numbers] = 0
+    return class_of.astype(np.int64)

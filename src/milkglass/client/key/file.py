@@ -67,9 +67,9 @@ class KeySeal:
     def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
         """Derives a seal from a passphrase. A guess against its check costs as much as one against the seal."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
-        both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
-        check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK_BYTES]
-        return cls(scrypt_n, salt, check, both[:32])
+        derived_bytes = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
+        check = hashlib.sha256(b"milkglass/1 passphrase check" + derived_bytes[32:]).digest()[:CHECK_BYTES]
+        return cls(scrypt_n, salt, check, derived_bytes[:32])
 
     @classmethod
     def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
@@ -137,14 +137,14 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
 
 def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line."""
-    whole = _whole(data)
-    header, line = parse(data, whole, name)
-    expected = len(line) + header.length + CHECKSUM
-    if len(data) < expected:
-        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
-    if len(data) > expected:
-        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {expected} expected", "restore a backup")
-    if not whole:
+    text = _whole(data)
+    header, line = parse(data, text, name)
+    length = len(line) + header.length + CHECKSUM
+    if len(data) < length:
+        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {length} expected", "restore a backup")
+    if len(data) > length:
+        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {length} expected", "restore a backup")
+    if not text:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
     return header, line
 
@@ -225,8 +225,8 @@ def clear_leftovers(path: Path) -> None:
     if not leftovers(path):
         return
     with suppress(OSError), usage.locked(path, wait=False):
-        for one in leftovers(path):
-            one.unlink()
+        for leftover in leftovers(path):
+            leftover.unlink()
 
 
 @dataclass(frozen=True)
@@ -280,12 +280,12 @@ class UnlockedKey:
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
         """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
-        before = usage.read(self.path).passed()
-        for who, share, at in usage.add(self.path, texts, tokens).passed():
-            if (who, share, at) not in before:
+        passed_before = usage.read(self.path).passed()
+        for attacker, share, at in usage.add(self.path, texts, tokens).passed():
+            if (attacker, share, at) not in passed_before:
                 notice(
-                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {who} of its last "
-                    f"audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
+                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {attacker} of its "
+                    f"last audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
                 )
 
     def sealed_with(self, passphrase: str) -> UnlockedKey:

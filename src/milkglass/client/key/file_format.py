@@ -138,7 +138,7 @@ def _require_types(header: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     if set(header) != FIELDS or set(kdf) != KDF_FIELDS:
         raise ValueError("the header has other fields than version 1 defines")
     numbers = (header["version"], header["length"], kdf["n"], kdf["r"], kdf["p"])
-    if any(type(one) is not int for one in numbers):
+    if any(type(number) is not int for number in numbers):
         raise TypeError("a number of the header is not a whole number")
 
 
@@ -159,9 +159,9 @@ def format_of(key: Key) -> str:
 
 
 def pack(key: Key) -> bytes:
-    about = json.dumps(dict(key.info.document))
+    document = json.dumps(dict(key.info.document))
     arrays = {"sigma": np.asarray(key.sigma, np.int32)}
-    notes = {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)}
+    notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sum(key.sigma)}
     if key.secret is None:
         return save(arrays, {**notes, "identifier": key.identifier})
     return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
@@ -177,10 +177,10 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         arrays = load(payload)
         table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
         notes = table.get(METADATA, {})
-        about = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
+        document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damaged("cannot be read") from error
-    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(about, dict):
+    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(document, dict):
         raise _damaged("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
@@ -192,7 +192,7 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
     if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
         raise _damaged("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
-    return Key(secret, notes["model_digest"], sigma, KeyInfo(about), notes.get("identifier"))
+    return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
 
 
 def _sum(sigma: NDArray[np.int32]) -> str:

@@ -56,10 +56,10 @@ def generated() -> str:
 
 def duration(seconds: float) -> str:
     """Returns a duration as "25 seconds", "2 days" or "127 years", rounded down; or "less than a second"."""
-    for unit, length in UNITS:
+    for noun, length in UNITS:
         if seconds >= length:
             count = int(seconds / length)
-            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+            return f"{count:,} {noun}{'' if count == 1 else 's'}"
     return "less than a second"
 
 

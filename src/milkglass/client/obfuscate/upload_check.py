@@ -50,8 +50,8 @@ class Outgoing:
         """Returns config, generation_config, index and delta as they are sent."""
         index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
-            sent = {file.name: name for name, file in self.weights.items()}
-            index["weight_map"] = {tensor: sent[file] for tensor, file in index["weight_map"].items()}
+            outgoing_name = {file.name: name for name, file in self.weights.items()}
+            index["weight_map"] = {tensor: outgoing_name[file] for tensor, file in index["weight_map"].items()}
         return {
             "config": json_file(self.folder / "config.json"),
             "generation_config": json_file(self.folder / "generation_config.json"),
@@ -80,23 +80,23 @@ def require_scrambled(folder: Path) -> list[Path]:
     for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
         if content is not None and (name := next(TELLING.get(file, _config_telling)(content), None)):
-            shown = name if WORD.fullmatch(name) else "notes"
-            raise UsageError(f"{file} of {folder.name} holds {shown}, which no scrambled model has", ORIGINS)
+            shown_name = name if WORD.fullmatch(name) else "notes"
+            raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS)
     if not (folder / MARKER).is_file():
         raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
-    places = _places(folder)
-    if not places:
+    tensors_of = _places(folder)
+    if not tensors_of:
         raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS)
-    if missing := sorted(name for name in places if not (folder / name).is_file()):
-        raise ModelNotFound(f"{folder} lacks {missing[0]}", "give the folder that `milkglass obfuscate` wrote")
-    if others := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in places):
+    if absent := sorted(name for name in tensors_of if not (folder / name).is_file()):
+        raise ModelNotFound(f"{folder} lacks {absent[0]}", "give the folder that `milkglass obfuscate` wrote")
+    if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_of):
         raise UsageError(
-            f"{folder.name} holds {others[0]}, which is not a file of this model",
+            f"{folder.name} holds {unlisted[0]}, which is not a file of this model",
             "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
         )
-    for name, tensors in places.items():
+    for name, tensors in tensors_of.items():
         _require_plain_weights(folder / name, tensors)
-    return [folder / name for name in sorted(places)]
+    return [folder / name for name in sorted(tensors_of)]
 
 
 def require_sound(folder: Path) -> None:
@@ -115,7 +115,7 @@ def require_sound(folder: Path) -> None:
 def others_in(folder: Path) -> list[str]:
     """Returns the names in a folder that are not sent: neither weights nor a config of the model."""
     sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
-    return sorted(one.name for one in folder.iterdir() if one.name not in sent)
+    return sorted(path.name for path in folder.iterdir() if path.name not in sent)
 
 
 def _places(folder: Path) -> dict[str, set[str] | None]:
@@ -125,12 +125,12 @@ def _places(folder: Path) -> dict[str, set[str] | None]:
     index = json_file(folder / INDEX)
     if index is None:
         return {"model.safetensors": None}
-    places: dict[str, set[str] | None] = {}
+    tensors_of: dict[str, set[str] | None] = {}
     for tensor, file in index["weight_map"].items():
-        held = places.setdefault(file, set())
-        assert held is not None
-        held.add(tensor)
-    return places
+        tensors = tensors_of.setdefault(file, set())
+        assert tensors is not None
+        tensors.add(tensor)
+    return tensors_of
 
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
@@ -139,13 +139,15 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
         raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
-    if odd := layout.unknown(result):
+    if unknown := layout.unknown_tensor_names(result):
         raise UsageError(
-            f"{file.name} holds {len(odd)} tensors of names that no supported model has, the first is {odd[0]!r}", hint
+            f"{file.name} holds {len(unknown)} tensors of names that no supported model has, the first is "
+            f"{unknown[0]!r}",
+            hint,
         )
     if tensors is not None and set(result) != tensors:
-        wrong = min(set(result) ^ tensors)
-        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {wrong!r}", hint)
+        tensor = min(set(result) ^ tensors)
+        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {tensor!r}", hint)
 
 
 # The entries of a folder's JSON files that scrambling would have taken out or numbered, nested ones too.
@@ -171,12 +173,12 @@ def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
 def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
     """Yields unexpected entries of an index, which says only where tensors are and how large they are together."""
     yield from (name for name in index if name not in ("metadata", "weight_map"))
-    sizes, places = index.get("metadata") or {}, index.get("weight_map")
-    if not isinstance(sizes, Mapping) or not isinstance(places, Mapping):
+    sizes, tensor_files = index.get("metadata") or {}, index.get("weight_map")
+    if not isinstance(sizes, Mapping) or not isinstance(tensor_files, Mapping):
         yield "metadata"
         return
     yield from (n for n, size in sizes.items() if n not in COUNTED or not isinstance(size, int | float))
-    yield from (str(n) for n, file in places.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
+    yield from (str(n) for n, file in tensor_files.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
 
 
 TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
@@ -186,7 +188,7 @@ def _numbered(name: str, value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
-    return all(str(one).isdecimal() for one in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
+    return all(str(number).isdecimal() for number in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
 
 
 def json_file(path: Path) -> dict[str, Any] | None:

@@ -141,7 +141,9 @@ class Training:
         epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
         first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
-        others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
+        others = [
+            parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
+        ]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
         steps, done = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epochs):
@@ -181,7 +183,7 @@ class Training:
     def _loss(self, numbers: Ids) -> Tensor:
         texts = self.task.texts.chosen(numbers)
         lengths = torch.from_numpy(texts.lengths)
-        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in texts], batch_first=True)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
         found, apart = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
         if self.task.classes:
