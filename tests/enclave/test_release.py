@@ -186,24 +186,24 @@ def package() -> TablePackage:
 
 def test_a_package_survives_its_bytes_and_loses_the_files_when_lists_are_added() -> None:
     one = package()
-    back = TablePackage.decode(one.encode())
+    back = TablePackage.from_bytes(one.to_bytes())
     assert (back.rows == one.rows).all() and (back.special == one.special).all()
     assert (back.dtype, back.tokenizer, back.policy, back.files) == (one.dtype, one.tokenizer, one.policy, one.files)
     assert back.width == 4 and back.near is None
-    full = TablePackage.decode(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).encode())
+    full = TablePackage.from_bytes(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).to_bytes())
     assert full.near is not None and full.near.shape == (18, 2) and not full.files
 
 
 @pytest.mark.parametrize("bad", [b"", b"x" * 100, b"\0" * 200])
 def test_bytes_that_are_no_package_are_refused(bad: bytes) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(bad)
+        TablePackage.from_bytes(bad)
 
 
 @pytest.mark.parametrize("name", ["../seal.key", "state.bin", "tokenizer.json/..", "model.safetensors"])
 def test_a_package_hands_out_a_tokenizers_files_alone(name: str) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(replace(package(), files={name: "{}"}).encode())
+        TablePackage.from_bytes(replace(package(), files={name: "{}"}).encode())
 
 
 def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +217,14 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         data = release.report_data(public, bytes.fromhex(nonce))
         quote = base64.b64encode(software_quote("process", "", data)).decode()
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
-        assert TablePackage.decode(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
+        assert TablePackage.from_bytes(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
     assert calls == [1]
 
 
 @pytest.mark.parametrize("policy", [RowPolicy(-5, 0), RowPolicy(0, 0), RowPolicy(1, 0), RowPolicy(7, True)])
 def test_a_package_with_a_limit_that_is_none_is_refused(policy: RowPolicy) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(replace(package(), policy=policy).encode())
+        TablePackage.from_bytes(replace(package(), policy=policy).encode())
 
 
 def test_a_measurement_is_64_hex_digits() -> None:
@@ -251,7 +251,7 @@ def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
         return release.decrypted(b"".join(gate.release(request)), own, bytes.fromhex(nonce))
 
     good = Collateral()
-    assert TablePackage.decode(released(good.content())).files == package().files
+    assert TablePackage.from_bytes(released(good.content())).files == package().files
     for bad, words in (
         (replace(good, revoked=[platform().serial]).content(), "revoked"),
         (replace(good, levels=((6, "UpToDate", ()), (5, "OutOfDate", ()))).content(), "status OutOfDate"),

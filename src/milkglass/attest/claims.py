@@ -132,7 +132,7 @@ class Verdict:
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
         width = max(len(one.source) for one in self.claims) if self.claims else 0
-        found = [f"  {one.source:{width}}  {one.text}" for one in self.claims]
+        found = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
         found += [f"  accepted by the policy: {name} ({why})" for name, why in self.accepted.items()]
         found += [f"  {REFUSED}: {words}" for words in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
@@ -145,7 +145,7 @@ class Verdict:
         return STILL_SEEN if self.attested else ALL_SEEN
 
     def to_json(self) -> dict[str, Any]:
-        states = {one.state for one in self.claims}
+        states = {claim.state for claim in self.claims}
         status = next((state for state in ("contraindicated", "warning", "affirming") if state in states), "none")
         return {
             "eat_profile": "tag:milkglass,2026:verdict-1",

@@ -82,7 +82,7 @@ class HardwareEvidence:
                 raw["kind"], _bytes(raw["evidence"]),
                 {str(name): _bytes(one) for name, one in raw.get("collateral", {}).items()},
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
-                tuple(nvidia.decoded(one) for one in listed["gpus"]),
+                tuple(nvidia.decoded(gpu) for gpu in listed["gpus"]),
                 tuple(map(_bytes, listed["references"])), tuple(map(_bytes, listed["gpu_revocation"])),
                 _bytes(raw.get("sealing", "")), _bytes(raw.get("statement", "")),
                 str(raw.get("recorded", "")),

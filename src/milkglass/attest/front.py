@@ -86,7 +86,7 @@ class Front:
         """Keeps a file that was sealed to this machine."""
         assert self.vault is not None
         name = sealing.require_name(request.query_params.get("name", ""))
-        sealed = await passthrough.body_of(request, sealing.MAX_FILE)
+        sealed = await passthrough.body_of(request, sealing.MAX_FILE_BYTES)
         await run_in_threadpool(self.vault.open, sealed, name)
         return JSONResponse({"kept": name})
 

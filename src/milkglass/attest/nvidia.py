@@ -194,8 +194,11 @@ def _mode(found: Measurements) -> str:
 def _require_firmware(found: Measurements, leaf: x509.Certificate) -> None:
     """Checks that the firmware that holds the leaf's key is the one that answered, where both say it."""
     stated = found.opaque.get(FWID, b"")
-    extensions = [one.value.value for one in leaf.extensions if isinstance(one.value, x509.UnrecognizedExtension)
-                  and one.oid == DICE]  # fmt: skip
+    extensions = [
+        extension.value.value
+        for extension in leaf.extensions
+        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid == DICE
+    ]
     if any(stated) and extensions and not extensions[0].endswith(stated):
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
@@ -238,7 +241,7 @@ def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
     """Raises AttestationError if one GPU answers twice, or there are too many."""
     if len(gpus) > MAX_GPUS:
         raise AttestationError("size", f"evidence of {len(gpus)} GPUs, at most {MAX_GPUS} are read")
-    if len({one.device for one in gpus}) < len(gpus):
+    if len({gpu.device for gpu in gpus}) < len(gpus):
         raise AttestationError("duplicate", f"{len(gpus)} GPUs were shown, and two of them are one device")
 
 

@@ -209,7 +209,7 @@ def read_lock(policy: Path) -> dict[str, str]:
         return {}
     try:
         machines = tomllib.loads(path.read_text("utf-8"))["machine"]
-        return {str(one["id"]): str(one["first_seen"]) for one in machines}
+        return {str(machine["id"]): str(machine["first_seen"]) for machine in machines}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
 
@@ -248,8 +248,8 @@ def judge(
     if section is not None:
         claims += _image_claims(section, machine, refused)
     claims += _machine_claims(policy, machine, pinned or {}, refused)
-    for one in gpus:
-        claims += one.claims
+    for gpu in gpus:
+        claims += gpu.claims
     refused |= _gpu_faults(policy.nvidia, gpus)
     reasons = _accepted(policy)
     found = [one.weakness for one in claims if one.weakness]
@@ -328,10 +328,10 @@ def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu]) -> dict[str
     faults = {}
     if len(gpus) != section.count:
         faults["gpu-count"] = f"evidence of {len(gpus)} GPUs, the policy demands {section.count}"
-    for one in gpus:
-        if one.architecture not in section.architectures:
+    for gpu in gpus:
+        if gpu.architecture not in section.architectures:
             allowed = ", ".join(section.architectures) or "none"
-            faults["architecture"] = f"a GPU is a {one.architecture}; allowed: {allowed}"
-        if one.mode not in section.modes:
-            faults["gpu-mode-of-policy"] = f"a GPU's mode is {one.mode or 'not stated'}; allowed: {section.modes}"
+            faults["architecture"] = f"a GPU is a {gpu.architecture}; allowed: {allowed}"
+        if gpu.mode not in section.modes:
+            faults["gpu-mode-of-policy"] = f"a GPU's mode is {gpu.mode or 'not stated'}; allowed: {section.modes}"
     return faults

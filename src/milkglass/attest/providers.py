@@ -101,9 +101,9 @@ def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: date
     if not isinstance(ends, int) or not 0 < ends - now.timestamp() < FARTHEST:
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = keyset.get("tls_public_keys")
-    listed = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+    listed = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     names = [one for one in listed if one.get("domain") in (None, "", host)]
-    if not any(one.get("spki_sha256") == spki.hex() for one in names):
+    if not any(name.get("spki_sha256") == spki.hex() for name in names):
         raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
 
 

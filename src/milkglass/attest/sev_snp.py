@@ -143,7 +143,7 @@ def versions(raw: bytes, product: str) -> dict[str, int]:
 
 def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
     """Checks that the key was made for this chip and these versions. Raises AttestationError."""
-    found = {one.oid.dotted_string: one.value for one in leaf.extensions}
+    found = {extension.oid.dotted_string: extension.value for extension in leaf.extensions}
     values = {name: value.value for name, value in found.items() if isinstance(value, x509.UnrecognizedExtension)}
     stated = {name: _number(values[oid]) for oid, name in SPL.items() if oid in values}
     if {name: stated.get(name) for name in tcb} != dict(tcb):

@@ -184,7 +184,7 @@ class EvidenceSource:
 
 def with_collateral(found: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
-    manifests = [one for name, one in files.items() if name.startswith(REFERENCE)]
+    manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
     revoked = [one for name, one in files.items() if name.startswith(GPU_REVOCATION)]
     others = {name: one for name, one in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
     return replace(
@@ -206,4 +206,4 @@ def read_collateral(folder: Path | None) -> dict[str, bytes]:
         return {}
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "`milkglass attest fetch` makes one")
-    return {one.stem: one.read_bytes() for one in sorted(folder.iterdir()) if one.is_file()}
+    return {path.stem: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

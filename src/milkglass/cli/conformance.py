@@ -25,7 +25,7 @@ def conformance(
             note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")
             if one.failure is not None:
                 note(f"      {one.failure}")
-    failed = [one for one in results if one.failure is not None]
+    failed = [result for result in results if result.failure is not None]
     emit(
         as_json,
         {"package": package, "passed": not failed, "checks": [asdict(one) for one in results]},

@@ -235,7 +235,7 @@ def run(
         if done.done and not as_json:
             note(f"going on after round {len(done.done)}")
         left = max(0, rounds - len(done.done))
-        size = left * len(there) * sum(one.numel() * one.element_size() for one in weights.values())
+        size = left * len(there) * sum(weight.numel() * weight.element_size() for weight in weights.values())
         if size > LARGE and not as_json:
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
         progress = stage("train", left)
@@ -292,7 +292,7 @@ def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
 def _require_all(files: Mapping[str, Path], out: Path) -> None:
     """Raises UsageError where a run was begun with a site whose file is missing."""
     prepared = out / "sites"
-    begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
+    begun = sorted(path.name for path in prepared.iterdir() if path.is_dir()) if prepared.is_dir() else []
     if gone := [name for name in begun if name not in files and not name.startswith(".")]:
         raise UsageError(
             f"the run was begun with {', '.join(gone)}, whose file is missing",

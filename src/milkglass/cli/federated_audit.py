@@ -129,7 +129,9 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
             "run the same `milkglass federated run` command again",
         )
     folders = here.iterdir() if here.is_dir() else []
-    names = sorted(one.name for one in folders if one.is_dir() and not one.name.startswith("."))  # else a temporary one
+    names = sorted(
+        folder.name for folder in folders if folder.is_dir() and not folder.name.startswith(".")
+    )  # else a temporary one
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
@@ -177,7 +179,7 @@ def _write(
 # --- in words ---------------------------------------------------------------------------------------------------------
 def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
     lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {one}" for one in result.notes()]
+    lines += [f"- {note}" for note in result.notes()]
     lines += [f"{what}: {path}" for what, path in files.items() if path is not None]
     return "\n".join(lines)
 

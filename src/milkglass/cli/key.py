@@ -143,10 +143,10 @@ def audits(used: usage.Usage) -> list[str]:
     if not used.audits:
         return [f"last audit: {moment(used.audited)}"] if used.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
-    for one in used.audits:
-        least = "" if one["finished"] else "at least "
-        shares = ("-" if one[name] is None else f"{least}{100 * one[name]:.1f} %" for name in ("tokens", "content"))
-        rows.append((moment(one["at"]), f"{one['texts']:,}", *shares, "" if one["finished"] else "not finished"))
+    for audit in used.audits:
+        least = "" if audit["finished"] else "at least "
+        shares = ("-" if audit[name] is None else f"{least}{100 * audit[name]:.1f} %" for name in ("tokens", "content"))
+        rows.append((moment(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished"))
     return [table(rows)]
 
 

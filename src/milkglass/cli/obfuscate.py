@@ -32,6 +32,7 @@ from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_
 from milkglass.cli.ui.terminal import bars, emit, note, note_apart
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
+from milkglass.files import partial_folder
 from milkglass.progress import duration
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def obfuscate(
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
     started = time.monotonic()
     if generate_passphrase and key.exists():
-        begun = "; an interrupted run goes on then" if _unfinished(out).exists() else ""
+        begun = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{begun}")
     refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
@@ -293,11 +294,6 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
     return coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 
-def _unfinished(out: Path) -> Path:
-    """Returns the folder in which `scramble` writes until it is done."""
-    return out.with_name(f".{out.name}.partial")
-
-
 def _require_places(out: Path, key: Path, new_key: bool) -> None:
     """Raises UsageError or KeyExists where the folder or a new key could not be written."""
     if out.exists():
@@ -380,7 +376,7 @@ def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any
     """Raises UsageError where a key that exists was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
-    unfinished = _unfinished(out)
+    unfinished = partial_folder(out)
     begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
     its = scheme_of(opened.key)
     if scheme not in (None, its.name):

@@ -179,9 +179,9 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
 def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
-        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
-        for name, one in report["words"].items()
-        if _has_class(report, name) or one["words"]
+        (name, f"{word['words']:,}", f"{100 * word['replaced_share']:.1f} %")
+        for name, word in report["words"].items()
+        if _has_class(report, name) or word["words"]
     ]
     left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
@@ -230,7 +230,7 @@ def sanitize_by_ghost(
     path = Path(source)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    of_selection = [one for one in words if one.partition("=")[0] in SELECTION]
+    of_selection = [word for word in words if word.partition("=")[0] in SELECTION]
     of_search = [one for one in words if one not in of_selection]
     selected = read_words(Selection, [one.replace("selection=", "way=", 1) for one in of_selection], "ghost")
     search, selection = Search(**_searched(of_search)), Selection(**selected)
@@ -265,7 +265,7 @@ def _searched(words: Sequence[str]) -> dict[str, Any]:
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
 
-    if unknown := [one for one in words if "=" in one and one.partition("=")[0] not in parameters_of(Search)]:
+    if unknown := [word for word in words if "=" in word and word.partition("=")[0] not in parameters_of(Search)]:
         listed = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
         raise UsageError(f"ghost has no parameter {unknown[0].partition('=')[0]!r}", f"it has {listed}")
     return read_words(Search, words, "ghost")

@@ -55,7 +55,7 @@ def verify(
 
 
 def _require_its_key(out: Path, key: Key) -> None:
-    """Told at once, and not as a folder full of wrong tensors."""
+    """Raises KeyForOtherModel at once if another key made the folder: else all tensors would be reported as wrong."""
     from milkglass.client.layout import KEY_ID
     from milkglass.client.remote.responses import fits
     from milkglass.models.checkpoint import read_json
@@ -92,9 +92,9 @@ def export(
 
             write_gguf(folder, out, stage)
         else:
-            from milkglass.engines.opaque_tokenizer import with_tokenizer
+            from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
 
-            with_tokenizer(folder, out)
+            copy_with_tokenizer(folder, out)
     emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {AS_IT_IS}")
 
 

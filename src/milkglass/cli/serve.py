@@ -169,7 +169,7 @@ def _attested(
 
     hardware = Software() if software else Tsm()
     vault = None if receive is None else Vault.new(receive)
-    public = b"" if vault is None else vault.public
+    public = b"" if vault is None else vault.public_key
     source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), public, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request

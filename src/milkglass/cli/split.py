@@ -29,7 +29,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
-from milkglass.cli.ui.text_input import to_classify
+from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 from milkglass.rows.lines import paired, refusals_naming_rows
@@ -81,7 +81,7 @@ def classify(
     if folder is not None:
         refuse_unused("with --folder, which asks no server", changed(way))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
-    rows = to_classify(text, file, columns)
+    rows = texts_to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
@@ -210,7 +210,7 @@ def train(
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(method, words or (), {name: one for name, one in options.items() if one is not None})
+    defence = from_words(method, words or (), {name: option for name, option in options.items() if option is not None})
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")

@@ -57,7 +57,7 @@ class DemoResult:
     @property
     def ways(self) -> list[tuple[str, float, str]]:
         """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
-        done = [one for one in self.compared["ways"] if one["state"] == "done"]
+        done = [way for way in self.compared["ways"] if way["state"] == "done"]
         return [(one["title"], one["quality"]["value"], _read(one["reading"])) for one in done]
 
     def words(self) -> str:
@@ -76,7 +76,7 @@ class DemoResult:
     def write(self, path: Path) -> None:
         document = {**asdict(self), "correct": self.correct, "answered": self.answered}
         for name in ("sorting", "writing"):
-            document[name]["options"] = [str(one) for one in document[name]["options"]]
+            document[name]["options"] = [str(option) for option in document[name]["options"]]
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -138,7 +138,7 @@ class Demo:
         Raises:
             MilkglassError: the command failed; it has said why.
         """
-        line = [str(one) for one in words]
+        line = [str(word) for word in words]
         print(f"\n$ milkglass {shlex.join(line)}", flush=True)
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
         started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]

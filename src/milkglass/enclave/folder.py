@@ -26,7 +26,7 @@ from milkglass import files
 from milkglass.enclave import gramine
 from milkglass.enclave.attestation import ATTESTED
 from milkglass.enclave.enclave import Enclave, require_kind
-from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
+from milkglass.enclave.package import TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer

@@ -78,7 +78,7 @@ class Inside:
         """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
-        package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
+        package = self._released = TablePackage.from_bytes(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._described(package), "files": package.files}, b""
@@ -88,7 +88,7 @@ class Inside:
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
+        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).to_bytes())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
@@ -99,8 +99,8 @@ class Inside:
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.decode(attestation.unseal(self._key, TABLE, content))
-        if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
+        package = TablePackage.from_bytes(attestation.unseal(self._key, TABLE, content))
+        if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer_digest:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restored(state)

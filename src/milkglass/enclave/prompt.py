@@ -82,7 +82,7 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     but to strip the white space around it.
     """
     require_messages(tokenizer, messages)
-    if strange := next((n for n, one in enumerate(messages, 1) if not ROLE.fullmatch(one["role"])), 0):
+    if strange := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
         raise CodecError(f"message {strange} has a role that is no word", "one of system, user, assistant, tool")
     first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
     if first != second:  # it wrote something of the marks: their number of letters, or their first ones
@@ -119,7 +119,9 @@ def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
     """Returns the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
     pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
-    if not all(type(one.text) is str and type(one.literal) is bool and type(one.private) is bool for one in pieces):
+    if not all(
+        type(piece.text) is str and type(piece.literal) is bool and type(piece.private) is bool for piece in pieces
+    ):
         raise TypeError("a piece is a text and two truth values")
     return pieces
 
@@ -143,7 +145,7 @@ class _Layout:
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
         """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
-        marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"]}
+        marks = {_Mark.drawn(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)

@@ -80,4 +80,4 @@ class QuoteVerifier:
 
 
 def _images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
-    return [SgxImage(mrenclave=one, name="the enclave", origin=origin) for one in sorted(measurements)]
+    return [SgxImage(mrenclave=measurement, name="the enclave", origin=origin) for measurement in sorted(measurements)]

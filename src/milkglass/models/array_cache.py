@@ -29,8 +29,8 @@ DIGEST = "sha256"  # the note with the arrays' digest in their file
 def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
     """Returns 64 hex digits over JSON values and arrays. `about` must include the arrays' types and shapes."""
     whole = hashlib.sha256(json.dumps(about).encode())
-    for one in arrays:
-        whole.update(np.ascontiguousarray(one).tobytes())
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array).tobytes())
     return whole.hexdigest()
 
 

@@ -44,7 +44,7 @@ def render(
     request = {
         "call": "render",
         "template": tokenizer.template(bool(tools)),
-        "messages": [{name: value for name, value in one.items() if value is not None} for one in messages],
+        "messages": [{name: value for name, value in message.items() if value is not None} for message in messages],
         "tools": list(tools) or None,
         "add_generation_prompt": add_generation_prompt,
         "options": {**tokenizer.special_tokens_map, **(options or {})},
@@ -56,7 +56,7 @@ def variables(tokenizer: Any) -> frozenset[str]:
     """Returns what the chat templates read besides messages and tools, special tokens included."""
     raw = tokenizer.chat_template or ""
     templates = list(raw.values()) if isinstance(raw, Mapping) else [str(raw)]
-    return frozenset(name for one in templates for name in _variables(one))
+    return frozenset(name for template in templates for name in _variables(template))
 
 
 @lru_cache(maxsize=16)

@@ -118,7 +118,7 @@ class Checkpoint:
 
 
 def _hint(folder: Path) -> str:
-    inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
     shown = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
     return f"give the folder of a Hugging Face checkpoint{shown}"
 

@@ -188,7 +188,7 @@ def _snapshot(folder: Path) -> Path:
     cached = folder.parent if folder.name == SNAPSHOTS else folder
     if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
         return folder
-    snapshots = sorted(one for one in (cached / SNAPSHOTS).glob("*") if one.is_dir())
+    snapshots = sorted(path for path in (cached / SNAPSHOTS).glob("*") if path.is_dir())
     if len(snapshots) == 1:
         return snapshots[0]
     if not snapshots:
@@ -197,7 +197,7 @@ def _snapshot(folder: Path) -> Path:
     newest = f"; main is {main.read_text('utf-8').strip()}" if main.is_file() else ""
     raise ModelNotFound(
         f"{cached} is a folder of the hub's cache with {len(snapshots)} commits of the model",
-        f"give one: {' or '.join(str(one) for one in snapshots[:3])}{newest}",
+        f"give one: {' or '.join(str(snapshot) for snapshot in snapshots[:3])}{newest}",
     )
 
 
@@ -304,7 +304,7 @@ def _cached(model: Embedded, source: Path, target: Path) -> Path:
             else:
                 for name in (source.name, *model.others):
                     shutil.copyfile(source.parent / name, partial / name)
-            sums = {one.name: sha256(one) for one in sorted(partial.iterdir())}
+            sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             if model.pinned is not None and sums != model.pinned:
                 other = [name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)]
                 raise CorruptCheckpoint(
@@ -331,7 +331,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     pinned = EMBEDDED[ref].pinned
     if pinned is not None and sums != pinned:
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
-    there = {one.name for one in folder.iterdir()} - {SUMS}
+    there = {path.name for path in folder.iterdir()} - {SUMS}
     for name in sorted(there | sums.keys()):
         file = folder / name
         expected = name in there and name in sums and file.is_file()

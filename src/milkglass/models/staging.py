@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, read_model_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
-from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
+from milkglass.models.safetensors_header import DTYPE_BYTES, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
 
 DELTA_WEIGHTS = "delta.safetensors"
@@ -56,7 +56,7 @@ class Staging:
     def __post_init__(self) -> None:
         if self.target.exists():
             raise UsageError(f"{self.target} exists already", "give a new folder, or remove that one first")
-        self.folder = self.target.with_name(f".{self.target.name}.partial")
+        self.folder = files.partial_folder(self.target)
         self._log = self.folder / "staging.json"
         if self._log.is_file():
             state = read_json(self._log)
@@ -118,7 +118,7 @@ def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpo
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
         ref = tensors[name]
-        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * WIDTH[ref.dtype])
+        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * DTYPE_BYTES[ref.dtype])
     return replace(base, tensors=tensors)
 
 

@@ -120,7 +120,7 @@ def rendered(
 ) -> str:
     """Returns a conversation in a template. All values are JSON values of the calling process."""
     return _compiled(template).render(
-        messages=[_with_thoughts(one) for one in messages],
+        messages=[_with_thoughts(message) for message in messages],
         tools=tools,
         documents=None,
         add_generation_prompt=add_generation_prompt,

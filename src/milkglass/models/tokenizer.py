@@ -135,7 +135,7 @@ class Tokenizer:
             read = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             given = first if second is None else list(zip(first, second, strict=True))
             encodings = read(given, add_special_tokens=add_special_tokens)
-        result: dict[str, list[Any]] = {"input_ids": [one.ids for one in encodings]}
+        result: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
         if self.token_types:
             result["token_type_ids"] = [one.type_ids for one in encodings]
         if return_offsets_mapping:
@@ -194,7 +194,7 @@ class Tokenizer:
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Returns the id of a token, or of each. A token that does not exist gets the unknown token's id, or None."""
         if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(one) for one in tokens]
+            return [self.convert_tokens_to_ids(token) for token in tokens]
         number = self.backend_tokenizer.token_to_id(tokens)
         return self.unk_token_id if number is None and tokens != self.unk_token else number
 
@@ -318,14 +318,14 @@ def _special_tokens(
         if isinstance(tokens.get("extra_special_tokens"), dict):
             named |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
-        special |= {str(one) for one in tokens.get("extra_special_tokens") or []}
+        special |= {str(token) for token in tokens.get("extra_special_tokens") or []}
         added = {
             number: AddedToken(token, normalized=token not in special, special=token in special)
             for token, number in _optional(folder / "added_tokens.json").items()
         }
-        for one in read_json(folder / "tokenizer.json")["added_tokens"]:
-            number = one.pop("id")
-            added[number] = AddedToken(**one)
+        for added_token in read_json(folder / "tokenizer.json")["added_tokens"]:
+            number = added_token.pop("id")
+            added[number] = AddedToken(**added_token)
     if "additional_special_tokens" in tokens:
         tokens.setdefault("extra_special_tokens", tokens.pop("additional_special_tokens"))
     by_text = {str(one): one for one in added.values()}

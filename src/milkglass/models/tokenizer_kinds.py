@@ -212,8 +212,8 @@ def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
 
 def _finish_qwen2(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
     tokens = dict.fromkeys(str(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None)
-    tokens |= dict.fromkeys(str(one) for one in settings.get("extra_special_tokens") or [])
-    built.add_tokens([AddedToken(one, special=True) for one in tokens])
+    tokens |= dict.fromkeys(str(token) for token in settings.get("extra_special_tokens") or [])
+    built.add_tokens([AddedToken(token, special=True) for token in tokens])
 
 
 def _gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:

@@ -180,7 +180,7 @@ class LiveAttacker:
         guess = attack(transcript, knowledge, self._budget(DECIPHER_SECONDS), np.random.default_rng(0))
         if guess.table is not None:
             title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
-            self.readings = [one for one in self.readings if one.title != title]
+            self.readings = [reading for reading in self.readings if reading.title != title]
             self.readings.append(LiveReading(title, guess.table[:, 0]))
 
     def _budget(self, seconds: float) -> Budget:

@@ -100,7 +100,7 @@ class ExchangeLog:
 
     def kept_texts(self) -> list[list[int]]:
         """Returns the scrambled ids that are kept, each text once."""
-        return [part for one in self.exchanges for part in (one.question, one.answer) if part]
+        return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
     def _repeated(self, prompt: list[int]) -> int:
         before = list(self.exchanges)[-COMPARED:]
@@ -108,7 +108,7 @@ class ExchangeLog:
         return max((count for one, count in shared if count >= len(one.prompt)), default=0)
 
     def _forget(self) -> None:
-        held = sum(len(one.prompt) + len(one.answer) for one in self.exchanges)
+        held = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
         while len(self.exchanges) > EXCHANGES_KEPT or (held > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
             gone = self.exchanges.popleft()
             held -= len(gone.prompt) + len(gone.answer)

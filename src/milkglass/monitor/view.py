@@ -82,7 +82,7 @@ class TextViews:
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Drops the views of texts that belong to none of these exchanges."""
-        kept = {one.number for one in exchanges}
+        kept = {exchange.number for exchange in exchanges}
         self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
 
     def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
@@ -94,7 +94,7 @@ class TextViews:
         if text.hits.keys() != set(readings):
             self.made += 1
             true, ordinary = self.codec.inverse[text.ids], self.codec.inverse[text.ordinary]
-            text.hits = {one: int((one.table[text.ids] == true).sum()) for one in readings}
+            text.hits = {reading: int((reading.table[text.ids] == true).sum()) for reading in readings}
             text.right = {one: int((one.table[text.ordinary] == ordinary).sum()) for one in readings}
         return text
 
@@ -177,7 +177,7 @@ class MonitorView:
         log, version = self.log, self.log.version
         since = since if since <= version else -1
         exchanges = list(log.exchanges)
-        changed = {one.number for one in exchanges if one.changed > since}
+        changed = {exchange.number for exchange in exchanges if exchange.changed > since}
         self.texts.forget(exchanges)
         readings = [] if self.attacker is None else list(self.attacker.readings)
         counted = await self._counted(exchanges, readings)
@@ -185,7 +185,7 @@ class MonitorView:
         upstream = self.backend.upstream
         figures = {
             "version": version,
-            "models": [{"name": one.name, "kind": one.kind or "decoder"} for one in self.backend.models],
+            "models": [{"name": model.name, "kind": model.kind or "decoder"} for model in self.backend.models],
             "engine": upstream.engine.name,
             "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
             "speed": next((one.speed for one in reversed(exchanges) if one.speed), 0.0),
@@ -200,9 +200,9 @@ class MonitorView:
 
     async def _counted(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
         result: Counted = []
-        for one in exchanges:
+        for exchange in exchanges:
             made = self.texts.made
-            result.append((one, tuple(self.texts.counted(one, side, readings) for side in SIDES)))
+            result.append((exchange, tuple(self.texts.counted(exchange, side, readings) for side in SIDES)))
             if self.texts.made > made:
                 await asyncio.sleep(0)
         return result

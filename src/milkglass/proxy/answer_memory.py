@@ -57,7 +57,10 @@ class AnswerMemory:
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
         """Returns the messages, and adds its ids to each that repeats an answer."""
-        return [one if (ids := self._of(model, one)) is None else {**one, ANSWER_IDS: ids} for one in messages]
+        return [
+            message if (ids := self._of(model, message)) is None else {**message, ANSWER_IDS: ids}
+            for message in messages
+        ]
 
     def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
         text, own = str(message.get("content") or "").strip(), message.get("role") == "assistant"
@@ -65,7 +68,7 @@ class AnswerMemory:
         if own:
             names += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
             names += [str(message.get("reasoning_content") or "").strip()]
-            names += [str(one.get("id")) for one in message.get("tool_calls") or ()]
+            names += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
         for name in filter(None, names):
             if (found := self._kept.get((model, name))) is not None:
                 self._kept.move_to_end((model, name))

@@ -18,7 +18,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import KeyInfo
 from milkglass.client.model_config import ModelSampling
 from milkglass.engines.catalogue import ENGINES
-from milkglass.engines.engine import ALWAYS, IdsRequest, ServedModel
+from milkglass.engines.engine import REQUIRED_OPTIONS, IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import (
     ContextLengthExceeded,
@@ -58,21 +58,21 @@ class Backend:
 
     def model(self, name: str) -> ServedModel:
         """Returns the model of this name; "" names the default. Raises ModelNotFound if there is none."""
-        for one in self.models:
-            if name in (one.name, ""):
-                return one
+        for model in self.models:
+            if name in (model.name, ""):
+                return model
         raise no_such_model(name, self.models)
 
     @property
     def drawn(self) -> dict[str, Any]:
         """Returns the default sampling: the model makers' settings, as far as the engine offers them."""
-        offered = ALWAYS | self.upstream.engine.options
+        offered = REQUIRED_OPTIONS | self.upstream.engine.options
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
     def about_sampling(self) -> list[str]:
         """Returns lines for the start that say how answers are drawn, and which settings the engine does not offer."""
         own, drawn = self.codec.sampling, self.drawn
-        names, engine = ", ".join(one.name for one in self.models), self.upstream.engine.name
+        names, engine = ", ".join(model.name for model in self.models), self.upstream.engine.name
         values = ModelSampling(drawn).shown
         how = f"{values} (the model's generation_config.json)" if values else "temperature 1: the model names nothing"
         missing = [*(name for name in own.values if name not in drawn), *own.left_out]
@@ -110,17 +110,17 @@ class Backend:
         if choice is not None and form is not None:
             begun = form.begin(choice)
         self._require_decoder(name)
-        self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
+        self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
         variables = template_options(asked or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
             if written is not None and written.short_ids:
-                turns = [with_short_ids(one) for one in turns]
+                turns = [with_short_ids(turn) for turn in turns]
             ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
         thinks = reasons(template) and not begun
         inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)
-        callable_ = requirements([one for one in tools if not choice or one["function"]["name"] == choice])
+        callable_ = requirements([tool for tool in tools if not choice or tool["function"]["name"] == choice])
         return replace(
             question, format=form, tools=callable_, demanded=choice is not None, reasons=thinks,
             kind="reasoning" if inside else "content", begun=begun, single=single,
@@ -250,7 +250,7 @@ def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None
 def names_shown(models: Sequence[ServedModel]) -> str:
     """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
     more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    return f"{', '.join(one.name for one in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
+    return f"{', '.join(model.name for model in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
 
 
 def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
@@ -397,7 +397,7 @@ async def all_connected(
 
 def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:
     """Returns the key of a model. Raises KeyForOtherModel."""
-    known = [one for one in keys if one.info.knows(model.name)] if said is None else [said]
+    known = [key for key in keys if key.info.knows(model.name)] if said is None else [said]
     if len(known) != 1:
         whose = "none of the keys knows" if not known else f"{' and '.join(one.file for one in known)} both know"
         raise KeyForOtherModel(

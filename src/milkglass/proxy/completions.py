@@ -32,7 +32,7 @@ class ChatExchange:
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
-        names = frozenset(one["function"]["name"] for one in tools)
+        names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
             body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
             asked=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
@@ -97,7 +97,7 @@ def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     message |= {"reasoning_content": reasoning} if reasoning else {}
     message |= {"tool_calls": calls} if calls else {}
-    found = [one for piece in pieces for one in piece.logprobs]
+    found = [logprob for piece in pieces for logprob in piece.logprobs]
     return {
         "index": reply.index, "message": message, "logprobs": logprobs_of(found), "finish_reason": reply.finish
     }  # fmt: skip
@@ -111,7 +111,7 @@ def _chunk(
 
 def _delta(piece: Piece, called: int) -> dict[str, Any]:
     if piece.calls:
-        return {"tool_calls": [{"index": called + n, **one.document()} for n, one in enumerate(piece.calls)]}
+        return {"tool_calls": [{"index": called + n, **call.document()} for n, call in enumerate(piece.calls)]}
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
@@ -124,7 +124,7 @@ def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
 
 
 class CompletionExchange:
-    """The answers of one request, those to one prompt side by side. See `ChatAnswer`."""
+    """The answers of one request, those to one prompt side by side. See `ChatExchange`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
         questions = [
@@ -134,14 +134,14 @@ class CompletionExchange:
             )
             for prompt in prompts_of(body.prompt, MOST_PROMPTS // (body.n or 1))
         ]  # fmt: skip
-        self._body, self._prompt = body, sum(len(one.request.prompt) for one in questions)
+        self._body, self._prompt = body, sum(len(question.request.prompt) for question in questions)
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": questions[0].model
         }  # fmt: skip
         self._backend, self._questions, self.replies = backend, questions, list[Reply]()
 
     def _begin(self) -> list[Reply]:
-        every = [reply for one in self._questions for reply in self._backend.replies(one, self._body.n or 1)]
+        every = [reply for question in self._questions for reply in self._backend.replies(question, self._body.n or 1)]
         return [replace(reply, index=index) for index, reply in enumerate(every)]
 
     async def response(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class CompletionExchange:
         found = await gathered(self.replies)
         answers = []
         for reply, pieces in zip(self.replies, found, strict=True):
-            logprobs = [one for piece in pieces for one in piece.logprobs]
+            logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
             answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish))
         return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
 
@@ -188,7 +188,7 @@ def _token_logprobs(found: Sequence[Logprobs], offset: int) -> dict[str, Any] | 
 async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
     """Embeds texts. Raises CodecError or UsageError before anything is sent, UnsupportedModel if the engine cannot."""
     texts = prompts_of(body.input, MOST_INPUTS)
-    if any(not isinstance(one, str) for one in texts):
+    if any(not isinstance(text, str) for text in texts):
         raise UsageError(
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
             "send texts; in LangChain with check_embedding_ctx_length=False",

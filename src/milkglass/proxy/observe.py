@@ -48,7 +48,7 @@ class Observers:
     observers: Sequence[Observer]
 
     def begin_exchange(self, ids: Ids) -> Received:
-        called = [one.begin_exchange(ids) for one in self.observers]
+        called = [observer.begin_exchange(ids) for observer in self.observers]
 
         def received(ids: Ids) -> None:
             for one in called:

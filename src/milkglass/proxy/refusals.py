@@ -97,7 +97,7 @@ def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
     parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
-    return UsageError(errors.validation_message(error, named=_number), f"nothing was sent{see}", param=param)
+    return UsageError(errors.validation_message(error, name_of=_number), f"nothing was sent{see}", param=param)
 
 
 def _number(fault: Mapping[str, Any]) -> str:

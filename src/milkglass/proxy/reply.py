@@ -96,7 +96,7 @@ class Reply:
                 async for piece in pieces:
                     if piece.kind != "call":
                         texts[piece.kind] += piece.text
-                    calls += [one.id for one in piece.calls]
+                    calls += [call.id for call in piece.calls]
                     yield piece
         except MisspeltAnswer:
             self.memory.misspelt += 1

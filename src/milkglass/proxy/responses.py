@@ -58,7 +58,7 @@ class ResponseExchange:
         if body.n not in (None, 1) or body.stops:
             raise UsageError("this call gives one answer, and takes no stop strings", "use /v1/chat/completions")
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
-        names = frozenset(one["function"]["name"] for one in tools)
+        names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
             body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             asked=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,

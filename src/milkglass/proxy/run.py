@@ -90,7 +90,7 @@ def run(
         for one in backends.each:
             for line in one.about_sampling():
                 notice(line)
-        names = [one.name for one in backends.models]
+        names = [model.name for model in backends.models]
         async with AsyncExitStack() as running:
             for counter in counters:
                 await running.enter_async_context(counter.running())

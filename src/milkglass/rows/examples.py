@@ -9,7 +9,7 @@ All rows of a file have one of these shapes, in any kind of file that data_file.
 `sentence`, or a column that the user names, can stand for `text`. TSV is read without quoting, as GLUE writes it. Files
 are read a row at a time and may have any size. Messages name the file and the line and never quote it, because a
 traceback or a log must not contain private text. Label names stay on the client; the server sees their numbers. The
-labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
+labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardised (rows/labels.py).
 """
 
 from __future__ import annotations

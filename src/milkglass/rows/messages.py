@@ -182,7 +182,7 @@ def conversation_of(
     tools = tools_of(_tools(row.get("tools")), strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
         raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
-    if row.get("parallel_tool_calls") is False and any(len(one.get("tool_calls", ())) > 1 for one in messages):
+    if row.get("parallel_tool_calls") is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
         raise UsageError("an answer has several tool calls and parallel_tool_calls is false", "mend one of them")
     if trained:
         _require_answer(messages)
@@ -230,10 +230,10 @@ def _nonempty(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_answer(messages: Sequence[Message]) -> None:
-    answers = [one for one in messages[1:] if one["role"] == "assistant"]
+    answers = [message for message in messages[1:] if message["role"] == "assistant"]
     if not answers:
         raise UsageError("no assistant's answer to learn", "end it with the assistant's message")
-    if all(one.get("weight") == 0 for one in answers):
+    if all(answer.get("weight") == 0 for answer in answers):
         raise UsageError("no answer to learn: each has the weight 0", "leave the row out, or give one the weight 1")
 
 
@@ -248,7 +248,7 @@ def _require_known(given: Iterable[str], known: Collection[str], what: str, or_e
 
 def _tools(value: Any) -> list[Any] | None:
     tools = None if value is None else _list_of(value)
-    if value is not None and (tools is None or not all(isinstance(one, Mapping) for one in tools)):
+    if value is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')
     return tools
 

@@ -113,7 +113,7 @@ def _has_names(file: str) -> bool:
 
 def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Returns whether a first line has a name in a column in which all of these rows have a number."""
-    below = [one for one in rows if len(one) == len(first)]
+    below = [row for row in rows if len(row) == len(first)]
     if len(below) < LEAST_BELOW:
         return False
     return any(

@@ -29,6 +29,9 @@ from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whol
 Splitting = Literal["pieces", "whole"]  # as words.py says: recipes of papers have the first
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
+# English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
+# auxiliaries and negations, nothing that names anything. Words that are names as well ("will", "may", "don") and single
+# letters but "a" and "i" are left out.
 _WORDS = """
 i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
 its itself they them their theirs themselves what which who whom whose this that these those am is are was were be
@@ -148,7 +151,7 @@ class TextSanitizer:
     ) -> list[tuple[list[str], list[str]]]:
         """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
         parts = [self.reader.split(text) for text in texts]
-        result = [word for one in parts for word in one[1::2]]
+        result = [word for part in parts for word in part[1::2]]
         codes = self.reader.codes(result)
         free = codes > KEPT
         drawn = np.zeros(len(codes), np.bool_)
@@ -223,12 +226,6 @@ def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
         out.append(next(ready))
         out.append(words.plain_space(parts[at + 1]) if parts[at + 1] or at == last else " ")
     return out
-
-
-# English function words, which CUSTEXT+ and --keep-stopwords let cross.
-#
-# Pronouns, articles, prepositions, conjunctions, auxiliaries and negations, nothing that names anything. Words that are
-# names as well ("will", "may", "don") and single letters but "a" and "i" are left out.
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ def finish(
             remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
     kept = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
     metrics = {name: value for name, value in {**last, **kept}.items() if name in NUMBERS}
-    best = next((one for one in evaluations if one["eval_loss"] == kept.get("eval_loss")), {})
+    best = next((evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept.get("eval_loss")), {})
     found = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
     document = {
         "job": job_id,

@@ -270,7 +270,7 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
         required: False if --key and --server may be missing. A missing one is then refused when it is used.
     """
     own = inspect.signature(command, eval_str=True)
-    kinds = {name: one.annotation for name, one in own.parameters.items()}
+    kinds = {name: parameter.annotation for name, parameter in own.parameters.items()}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
 

@@ -284,6 +284,6 @@ def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequenc
         rows = zip(results, called, strict=True)
         say(json_text({"results": [{**one.document(), **({"row": mark} if mark else {})} for one, mark in rows]}))
         return
-    for one, mark in zip(results, called, strict=True):
-        answer = f"{one.label}\t{one.probability:.3f}" if one.score is None else f"{one.score:.4g}"
+    for result, mark in zip(results, called, strict=True):
+        answer = f"{result.label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"
         say(f"{answer}\t{mark}" if mark else answer)

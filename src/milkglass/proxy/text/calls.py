@@ -126,7 +126,7 @@ def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     if "tool_call_id" in result:
         result["tool_call_id"] = short_id(result["tool_call_id"])
     if "tool_calls" in result:
-        result["tool_calls"] = [{**one, "id": short_id(one["id"])} for one in result["tool_calls"]]
+        result["tool_calls"] = [{**tool_call, "id": short_id(tool_call["id"])} for tool_call in result["tool_calls"]]
     return result
 
 
@@ -150,10 +150,10 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
             calls = [_made(name, text, tools)]
         else:
             items = [one for _, one in _members(text)] if text.startswith("[") else [text]
-            calls = [_call(one, tools, bare) for one in items]
+            calls = [_call(item, tools, bare) for item in items]
     except (ValueError, RecursionError):
         return None
-    found = [one for one in calls if one is not None]
+    found = [call for call in calls if call is not None]
     return found if found and len(found) == len(calls) else None
 
 
@@ -259,11 +259,11 @@ def _written(text: str, arguments: Mapping[str, Any]) -> str:
 def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     """Returns what each tool, in OpenAI's format, requires by its schema."""
     found = {}
-    for one in tools:
-        schema = one["function"].get("parameters")
+    for tool in tools:
+        schema = tool["function"].get("parameters")
         required = schema.get("required") if isinstance(schema, Mapping) else None
         names = required if isinstance(required, list) else []
-        found[one["function"]["name"]] = frozenset(one for one in names if isinstance(one, str))
+        found[tool["function"]["name"]] = frozenset(tool for tool in names if isinstance(tool, str))
     return found
 
 

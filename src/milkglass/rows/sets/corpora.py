@@ -88,7 +88,7 @@ def _dialogsum() -> Description:
         split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
         for split, file in names.items()
     }
-    hub = Hub("knkarthick/dialogsum", None, {one: one for one in names}, build)
+    hub = Hub("knkarthick/dialogsum", None, {name: name for name in names}, build)
     return Description(
         "dialogsum", "dialogues and their summaries", "chat", splits, ("dialogue", "summary"), "CC BY-NC-SA 4.0", (),
         ROUGE, hub, folders=("DialogSum_Data",),

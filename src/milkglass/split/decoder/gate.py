@@ -81,7 +81,7 @@ class Gate:
     @cached_property
     def _encoded(self) -> bytes:
         """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
-        return self.package.encode()
+        return self.package.to_bytes()
 
     def require(self, evidence: bytes, data: bytes, collateral: bytes = b"") -> None:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
