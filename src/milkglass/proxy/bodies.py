@@ -69,9 +69,9 @@ UNSET: Mapping[str, Sequence[Any]] = {
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
-def _is_one_of(value: Any, several: Sequence[Any]) -> bool:
+def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     """Returns whether a value is one of several, where True is not 1 and False is not 0."""
-    return any(type(value) is type(one) and value == one for one in several)
+    return any(type(value) is type(one) and value == one for one in choices)
 
 
 def _known(value: Any) -> Any:
@@ -86,18 +86,18 @@ def _known(value: Any) -> Any:
             raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
     if LOGPROBS in (included or ()):
         value = {"top_logprobs": 0, **value}
-    kept = {
+    fields = {
         name: one
         for name, one in value.items()
         if name not in IGNORED and one is not None and not _is_one_of(one, UNSET.get(name, ()))
     }
-    kept |= {name: None for name in LIMITS if _is_one_of(kept.get(name), (-1,))}
-    for name, (why, nothing) in PRIVATE.items():
-        if name in kept and not _is_one_of(kept.pop(name), nothing):
-            raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
-    if isinstance(kept.get("stop"), list):
-        kept["stop"] = [one for one in kept["stop"] if not _is_one_of(one, ("", None))]
-    return kept
+    fields |= {name: None for name in LIMITS if _is_one_of(fields.get(name), (-1,))}
+    for name, (reason, nothing) in PRIVATE.items():
+        if name in fields and not _is_one_of(fields.pop(name), nothing):
+            raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
+    if isinstance(fields.get("stop"), list):
+        fields["stop"] = [one for one in fields["stop"] if not _is_one_of(one, ("", None))]
+    return fields
 
 
 class StreamSettings(RequestBody):
@@ -140,10 +140,10 @@ class Generating(RequestBody):
         names = (
             "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
         )  # fmt: skip
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.seed is not None:
-            given["seed"] = self.seed % 2**63
-        return given | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
+            options["seed"] = self.seed % 2**63
+        return options | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
 
 
 class Templated(Generating):
@@ -214,9 +214,10 @@ class ResponseBody(Templated):
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
         text = self.text or {}
-        if (more := sorted(set(text) - {"format", "verbosity"})) or text.get("verbosity") not in (None, "", "medium"):
-            raise PydanticCustomError("not_offered", f"`text.{(more or ['verbosity'])[0][:60]}` is not offered")
-        form = text.get("format")
-        if form is not None and not (isinstance(form, Mapping) and form.get("type") == "text"):
+        others = sorted(set(text) - {"format", "verbosity"})
+        if others or text.get("verbosity") not in (None, "", "medium"):
+            raise PydanticCustomError("not_offered", f"`text.{(others or ['verbosity'])[0][:60]}` is not offered")
+        text_format = text.get("format")
+        if text_format is not None and not (isinstance(text_format, Mapping) and text_format.get("type") == "text"):
             raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED}")
         return self

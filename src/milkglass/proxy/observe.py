@@ -48,10 +48,10 @@ class Observers:
     observers: Sequence[Observer]
 
     def begin_exchange(self, ids: Ids) -> Received:
-        called = [observer.begin_exchange(ids) for observer in self.observers]
+        exchanges = [observer.begin_exchange(ids) for observer in self.observers]
 
         def received(ids: Ids) -> None:
-            for one in called:
+            for one in exchanges:
                 one(ids)
 
         return received

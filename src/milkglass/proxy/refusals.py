@@ -86,12 +86,12 @@ def _joined(document: dict[str, Any]) -> dict[str, Any]:
 
 def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
     """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
-    unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
-    if unknown:
-        known = ", ".join(name for name in kind.model_fields)
-        name = unknown[0][:60]
+    unknown_fields = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
+    if unknown_fields:
+        field_names = ", ".join(name for name in kind.model_fields)
+        name = unknown_fields[0][:60]
         return UsageError(
-            f"`{name}` is not offered, and nothing of it was sent", f"this call takes {known}", param=name
+            f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
         )
     private = any(one["type"] == "not_private" for one in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
@@ -106,5 +106,5 @@ def _number(fault: Mapping[str, Any]) -> str:
     Returns "" for all else, which may be text, and for numbers in lists, which may be ids of text.
     """
     value = fault["input"]
-    alone = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
-    return f"is {value:.10g}, " if alone and abs(value) < MAX_NUMBER else ""
+    is_number = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
+    return f"is {value:.10g}, " if is_number and abs(value) < MAX_NUMBER else ""

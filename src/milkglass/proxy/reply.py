@@ -92,7 +92,7 @@ class Reply:
         """
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:
-            async with aclosing(self._answered()) as pieces:
+            async with aclosing(self._checked_pieces()) as pieces:
                 async for piece in pieces:
                     if piece.kind != "call":
                         texts[piece.kind] += piece.text
@@ -107,7 +107,7 @@ class Reply:
             # what an application shows of an answer that broke off may come back as well
             self.memory.remember(self.question.model, [*texts.values()], calls, self._ids)
 
-    async def _answered(self) -> AsyncGenerator[Piece, None]:
+    async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
         question = self.question
         decoder = self.codec.stream(question.format.special if question.format else ())
         stops = StopStrings(question.stops)
@@ -220,13 +220,13 @@ async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece 
             await queue.put((reply, error))
 
     tasks = [asyncio.create_task(read(reply)) for reply in replies]
-    left = len(replies)
+    unfinished = len(replies)
     try:
-        while left:
+        while unfinished:
             reply, item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            left -= item is None
+            unfinished -= item is None
             yield reply, item
     finally:
         for task in tasks:

@@ -61,7 +61,7 @@ def run(
     ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
-    paired: Mapping[str, UnlockedKey] | None = None,
+    key_of_model: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
     """Runs the proxy until SIGINT or SIGTERM. `page` shows what is sent and received under the only key.
 
@@ -79,9 +79,9 @@ def run(
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
         ]
         of_file = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
-        pairs = {name: of_file[unlocked.path] for name, unlocked in (paired or {}).items()}
+        served_key_of = {name: of_file[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
         try:
-            backends, warnings = await all_connected(upstream, served, requested, pairs)
+            backends, warnings = await all_connected(upstream, served, requested, served_key_of)
         except BaseException:
             await upstream.close()
             raise

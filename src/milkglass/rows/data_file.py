@@ -144,8 +144,8 @@ class DataFile:
         if self.text is not None or TEXTS[0] in row:
             return None
         for first, second in PAIRED:
-            free = first not in self.named and second != self.label and self.pair in (None, second)
-            if free and {first, second} <= {*row}:
+            is_free = first not in self.named and second != self.label and self.pair in (None, second)
+            if is_free and {first, second} <= {*row}:
                 return first, second
         return None
 
@@ -169,8 +169,8 @@ class DataFile:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
-        if answered := self.answered(row):
-            return {"text": answered[0], "label": None, "text_pair": None}, list(row)
+        if answer_columns := self.answered(row):
+            return {"text": answer_columns[0], "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
@@ -187,22 +187,22 @@ class DataFile:
         """
         if self.kind == ".txt":
             return ""
-        taken, columns = self._first()
-        if answered := self.answered(columns):
-            read = [*answered[:2]]
-            words = f"messages from {answered[0]} and {answered[1]}"
-        elif self.text is None and (chat := taken["text"]) in CHATS:
+        texts_column, columns = self._first()
+        if answer_columns := self.answered(columns):
+            read_columns = [*answer_columns[:2]]
+            words = f"messages from {answer_columns[0]} and {answer_columns[1]}"
+        elif self.text is None and (chat := texts_column["text"]) in CHATS:
             instructed = chat == "instruction"
-            read = [*INSTRUCTED[:3]] if instructed else [CHATS[0], "tools"]
+            read_columns = [*INSTRUCTED[:3]] if instructed else [CHATS[0], "tools"]
             words = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
         else:
-            roles = {**taken, "label": taken["label"] if labels else None, "id": identifier}
-            read = [name for name in roles.values() if name is not None]
+            roles = {**texts_column, "label": texts_column["label"] if labels else None, "id": identifier}
+            read_columns = [name for name in roles.values() if name is not None]
             words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
-            words += "; no labels (--label-column)" if labels and taken["label"] is None else ""
-        others = [shown_name(name) for name in columns if name not in read and name.strip()]
-        more = f" and {len(others) - MAX_COLUMNS_SHOWN} more" if len(others) > MAX_COLUMNS_SHOWN else ""
-        return words + (f"; not read: {', '.join(others[:MAX_COLUMNS_SHOWN])}{more}" if others else "")
+            words += "; no labels (--label-column)" if labels and texts_column["label"] is None else ""
+        unread = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
+        remark = f" and {len(unread) - MAX_COLUMNS_SHOWN} more" if len(unread) > MAX_COLUMNS_SHOWN else ""
+        return words + (f"; not read: {', '.join(unread[:MAX_COLUMNS_SHOWN])}{remark}" if unread else "")
 
 
 Source = Path | DataFile

@@ -48,18 +48,18 @@ def not_utf8(path: Path) -> CodecError:
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
     """
-    number, bad = _first(path)
+    number, byte = _first(path)
     with path.open("rb") as file:
         head = file.read(HEAD)
     if (name := _MARKS.get(head[:2])) is None:
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
-        name = _table(bad)
+        name = _table(byte)
     likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
-    new = path.with_name(f"{path.stem}.utf8{path.suffix}").name
+    new_name = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(
         f"{path.name} is not UTF-8 text: {likely}",
-        f"convert it: iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new)}",
+        f"convert it: iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new_name)}",
     )
 
 

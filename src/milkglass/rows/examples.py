@@ -114,19 +114,22 @@ def read_examples(
     """
     file = DataFile.of(source)
     header, cells = _survey(file, scores)
-    first: Example | None = None
-    for place, example in _filled(file, lambda place, row: _example(file, place, row, header, cells), blank, empty):
-        first = first or example
-        if (example.kind, example.pair is None) != (first.kind, first.pair is None):
+    first_example: Example | None = None
+    for place, example in _filled_examples(
+        file, lambda place, row: _example(file, place, row, header, cells), blank, empty
+    ):
+        first_example = first_example or example
+        if (example.kind, example.pair is None) != (first_example.kind, first_example.pair is None):
             raise CodecError(
-                f"{place} holds another kind of row than {first.noun} {first.line}", "give one kind of row a file"
+                f"{place} holds another kind of row than {first_example.noun} {first_example.line}",
+                "give one kind of row a file",
             )
         yield example
 
 
-def examples_of(source: Source, most: int | None = None) -> list[Example]:
-    """Returns the rows of a file, or its first `most` rows. Raises what `read_examples` raises."""
-    return list(islice(read_examples(source), most))
+def examples_of(source: Source, limit: int | None = None) -> list[Example]:
+    """Returns the rows of a file, or its first `limit` rows. Raises what `read_examples` raises."""
+    return list(islice(read_examples(source), limit))
 
 
 def read_texts(
@@ -148,11 +151,11 @@ def read_texts(
         pair = None if column is None else text_of(place, row, column)
         return Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
 
-    for _, one in _filled(file, example, blank, empty):
+    for _, one in _filled_examples(file, example, blank, empty):
         yield one
 
 
-def _filled(
+def _filled_examples(
     file: DataFile, build: Callable[[Place, Row], Example], blank: Progress, empty: Progress
 ) -> Iterator[tuple[Place, Example]]:
     """Yields the examples of the rows. Rows with an empty field are refused, or left out if the file skips them."""
@@ -191,11 +194,11 @@ def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
-    every = cells()
-    found = LabelCells.of(every)
+    label_cells = cells()
+    summary = LabelCells.of(label_cells)
     if file.kind in JSON:
-        deque(every, maxlen=0)  # each row may have columns of its own
-    return tuple(names), LabelCells(scores=True) if scores else found
+        deque(label_cells, maxlen=0)  # each row may have columns of its own
+    return tuple(names), LabelCells(scores=True) if scores else summary
 
 
 def summarise(source: Source, scores: bool = False) -> Summary:
@@ -229,28 +232,28 @@ def in_order(labels: Collection[str]) -> list[str]:
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
-def require_classes(source: Source, found: Summary) -> None:
+def require_classes(source: Source, summary: Summary) -> None:
     """Raises CodecError for labels from which nothing can be learnt.
 
     These are the numbers of a regression, a single label, or a different label in each row, such as row numbers.
     """
-    require_no_fractions(source, found)
-    count = len(found.labels)
+    require_no_fractions(source, summary)
+    count = len(summary.labels)
     column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
-    if count == found.rows > 2:
+    if count == summary.rows > 2:
         raise CodecError(
-            f"{column} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
+            f"{column} has {count:,} labels in {summary.rows:,} rows, and no class has two rows",
             "does it hold ids? --label-column NAME takes another column",
         )
 
 
-def require_no_fractions(source: Source, found: Summary) -> None:
+def require_no_fractions(source: Source, summary: Summary) -> None:
     """Raises CodecError if all labels are numbers and some have a fraction, as in a regression."""
-    if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
+    if any(has_fraction(name) for name in summary.labels) and all(is_number(name) for name in summary.labels):
         raise CodecError(
-            f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",
+            f"{_column_of_labels(source)} holds numbers with a fraction, {len(summary.labels):,} different ones",
             "for numbers of a regression say `--task regression`, for names such as versions `--task classification`; "
             "a command without --task takes names and whole numbers",
         )
@@ -260,13 +263,13 @@ def _column_of_labels(source: Source) -> str:
     return f"the column {DataFile.of(source).label or 'label'} of {source.name}"
 
 
-def unlabelled(source: Source, found: Summary) -> CodecError:
+def unlabelled(source: Source, summary: Summary) -> CodecError:
     """Returns the error for data without the labels that are needed. It names the columns."""
     hint = 'give rows with a "text" and a "label"'
-    if found.kind == "text" and DataFile.of(source).kind != ".txt":
+    if summary.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
         hint = f"{columns_there(row, DataFile.of(source).named)}; --label-column names the column of labels"
-    return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
+    return CodecError(f"{source.name} has no labels: its rows are {WHAT[summary.kind]}", hint)
 
 
 def checked(source: Source, task: str | None) -> Summary:
@@ -286,14 +289,14 @@ def checked(source: Source, task: str | None) -> Summary:
     return result
 
 
-def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
+def number_labels(names: Sequence[str], numbers: Mapping[str, int] | None) -> dict[str, int]:
     """Returns a number for each label.
 
     Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers them
     alike.
     """
-    if known and set(names) <= set(known):
-        return dict(known)
+    if numbers and set(names) <= set(numbers):
+        return dict(numbers)
     return {name: number for number, name in enumerate(names)}
 
 
@@ -363,21 +366,21 @@ def _mark(place: Place, row: Row, identifier: str | None) -> str:
 
 def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
     """Returns a conversation, or None if the row is none. Raises CodecError, EmptyText."""
-    named = file.text is not None and isinstance(row.get(file.text), list)
-    if named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
-        column = file.text if named and file.text is not None else CHATS[0]
+    is_named = file.text is not None and isinstance(row.get(file.text), list)
+    if is_named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
+        column = file.text if is_named and file.text is not None else CHATS[0]
         messages, tools = conversation_at(place, row, column, file.text is not None)
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
         return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
-    if answered := file.answered(row):
-        question, answer, before = answered
-        messages = question_answer(place, row, question, answer, before=before)
+    if columns := file.answered(row):
+        question, answer, prefix = columns
+        messages = question_answer(place, row, question, answer, prefix=prefix)
         return Example(place.number, "chat", messages=messages, noun=place.noun)
     if file.text is None and not {*TEXTS} & {*row}:
-        for names, what in FOREIGN.items():
+        for names, format_name in FOREIGN.items():
             if {*names} <= {*row}:
-                raise CodecError(f"{place} has {what}, which are not read", AS_MESSAGES)
+                raise CodecError(f"{place} has {format_name}, which are not read", AS_MESSAGES)
     return None
 
 
@@ -402,25 +405,25 @@ def _without_gaps(value: Any) -> Any:
 
 def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
     result = question_answer(place, row, "instruction", "output", "input")
-    if unknown := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
+    if unknown_columns := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
         raise CodecError(
-            f"{place} has {len(unknown)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
+            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
             f"{columns_there(row, INSTRUCTED)}; leave the others out, or write messages",
         )
     return result
 
 
 def question_answer(
-    place: Place, row: Row, question: str, answer: str, extra: str | None = None, before: str = ""
+    place: Place, row: Row, question: str, answer: str, extra: str | None = None, prefix: str = ""
 ) -> tuple[Message, Message]:
     """Returns a user's question and its answer. Raises what `text_of` raises.
 
     Args:
         question, answer: columns.
         extra: a column that is put under the question if it is not empty.
-        before: words before the question.
+        prefix: words before the question.
     """
-    requested, answered = before + text_of(place, row, question), text_of(place, row, answer)
+    requested, answer_text = prefix + text_of(place, row, question), text_of(place, row, answer)
     if extra is not None and not missing(row.get(extra)):
         requested = f"{requested}\n\n{text_of(place, row, extra)}"
-    return {"role": "user", "content": requested}, {"role": "assistant", "content": answered}
+    return {"role": "user", "content": requested}, {"role": "assistant", "content": answer_text}

@@ -53,7 +53,7 @@ class LabelCells:
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
         """Decides how cells are read from all cells of the column."""
-        some = fractions = False
+        has_cells = fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):
                 continue
@@ -61,8 +61,8 @@ class LabelCells:
                 fractions = True
             elif isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
                 return cls()
-            some = True
-        return cls(numbers=some and not fractions, fractions=fractions)
+            has_cells = True
+        return cls(numbers=has_cells and not fractions, fractions=fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
         """Returns the label's name, or a regression's score as text. Raises EmptyText if it is missing, CodecError."""
@@ -72,17 +72,17 @@ class LabelCells:
             return repr(score_of(str(place), cell))
         if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
             return str(cell).strip().lower()
-        whole = _whole(cell)
+        number = _whole(cell)
         if isinstance(cell, str):
-            return cell.strip() if whole is None or not self.numbers else str(whole)
+            return cell.strip() if number is None or not self.numbers else str(number)
         if isinstance(cell, int):
             return str(cell)
-        if whole is None and not has_fraction(cell):
+        if number is None and not has_fraction(cell):
             raise CodecError(
                 f"{place} has a {column} that is neither a name nor a number",
                 "give a name such as billing, or a whole number",
             )
-        return str(whole) if self.numbers else str(float(cell))
+        return str(number) if self.numbers else str(float(cell))
 
 
 def _whole(cell: Any) -> int | None:

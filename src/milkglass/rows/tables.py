@@ -138,33 +138,33 @@ def delimiter_of(path: Path, known: Collection[str]) -> str:
     Args:
         known: names of columns that the caller looks for.
     """
-    own = "\t" if path.suffix.lower() == ".tsv" else ","
-    signs = [own, *(sign for sign in DELIMITERS.values() if sign != own)]
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    signs = [usual, *(sign for sign in DELIMITERS.values() if sign != usual)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
-    even = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
+    regular = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
 
     def named(sign: str) -> int:
         """Returns how many known columns the header has with this delimiter."""
         return len({cell.strip() for cell in rows[sign][0]} & set(known)) if rows[sign] else 0
 
-    return max(even or signs, key=named)  # the first of equals: the file's own
+    return max(regular or signs, key=named)  # the first of equals: the file's own
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
     """Returns complete first rows, or none if the quotes do not fit this delimiter."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
         head = file.read(FIRST)
-        cut = bool(file.read(1))
+        is_cut = bool(file.read(1))
     rows: list[list[str]] = []
     text = io.StringIO(head, newline="")
-    plain = quotes_are_text(path, sign)
-    reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    without_quotes = quotes_are_text(path, sign)
+    reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if without_quotes else csv.QUOTE_MINIMAL)
     try:
         for cells in islice(reader, ROWS + 1):
             rows += [cells] if cells else []
     except csv.Error:
         return rows[:ROWS]
-    return rows[:-1][:ROWS] if cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
+    return rows[:-1][:ROWS] if is_cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
 
 
 def quotes_are_text(path: Path, sign: str) -> bool:
@@ -198,12 +198,12 @@ def json_sentences(path: Path) -> Rows:
 
     Sentences of fewer than SENTENCE words, text without a final mark, such as headings, and repeats are left out.
     """
-    before = set[int]()  # hashes: the corpus has sentences by the million
+    seen_hashes = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
             for sentence in _ENDS.split(paragraph.strip()):
-                if sentence.endswith(MARKS) and len(sentence.split()) >= SENTENCE and hash(sentence) not in before:
-                    before.add(hash(sentence))
+                if sentence.endswith(MARKS) and len(sentence.split()) >= SENTENCE and hash(sentence) not in seen_hashes:
+                    seen_hashes.add(hash(sentence))
                     yield place, {"text": sentence}
 
 
@@ -241,7 +241,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             at = _skip(buffer, 0)
             if buffer[at : at + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            at, number, more = _skip(buffer, at + 1), 1, BLOCK
+            at, number, block_size = _skip(buffer, at + 1), 1, BLOCK
             while True:
                 place = Place(path.name, number, "entry")
                 try:
@@ -249,18 +249,18 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 except RepeatedKey as error:
                     raise repeated(place, error) from None
                 if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
-                    ahead = file.read(more)
+                    ahead = file.read(block_size)
                     if not ahead:
                         raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
-                    buffer, more = buffer[at:] + ahead, more * 2
+                    buffer, block_size = buffer[at:] + ahead, block_size * 2
                     at = _skip(buffer, 0)
                     continue
-                value, at, last = result
+                value, at, is_last = result
                 if value is not _END:
                     yield place, value
-                if last:
+                if is_last:
                     return
-                number, more = number + 1, BLOCK
+                number, block_size = number + 1, BLOCK
     except UnicodeDecodeError:
         raise not_utf8(path) from None
 

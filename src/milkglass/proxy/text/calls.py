@@ -54,14 +54,12 @@ class ToolFormat:
 
     def head(self, tools: Tools) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
-        after = r"(?=[\[{])"
+        ahead = r"(?=[\[{])"
         if self.named:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
-            after = f"(?:{after}|{name})"
-        marked = (
-            rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{after}"
-        )
-        return regex.compile(FENCE + (f"(?:{marked}|{_bare(tools)})" if self.bare else marked))
+            ahead = f"(?:{ahead}|{name})"
+        call = rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{ahead}"
+        return regex.compile(FENCE + (f"(?:{call}|{_bare(tools)})" if self.bare else call))
 
     def begin(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
@@ -71,10 +69,10 @@ class ToolFormat:
 def _bare(tools: Tools) -> str:
     """Returns a pattern of the beginning of an object, or a list of them, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
-    plain = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
-    value = rf'"(?:{names})"' if plain else '"'
-    other = "|".join(("type", "function", "id", *ARGUMENTS))
-    return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other})"))'
+    has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
+    value = rf'"(?:{names})"' if has_plain_names else '"'
+    other_keys = "|".join(("type", "function", "id", *ARGUMENTS))
+    return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other_keys})"))'
 
 
 HERMES = ToolFormat(
@@ -153,8 +151,8 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
             calls = [_call(item, tools, bare) for item in items]
     except (ValueError, RecursionError):
         return None
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
+    tool_calls = [call for call in calls if call is not None]
+    return tool_calls if tool_calls and len(tool_calls) == len(calls) else None
 
 
 def _value(text: str) -> tuple[str, Any]:
@@ -195,22 +193,26 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
     """Returns the call in a JSON value. None: it is none, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
-    given = dict(_members(text))
-    function = given.get("function", "")
+    members = dict(_members(text))
+    function = members.get("function", "")
     if function.startswith("{"):
         inner = dict(_members(function))
-        if any(key in given and key in inner for key in ARGUMENTS):
+        if any(key in members and key in inner for key in ARGUMENTS):
             return None
-        given |= inner
+        members |= inner
     elif function:  # {"function": NAME, "arguments": ...}
-        given.setdefault("name", function)
-    written = [given[key] for key in ARGUMENTS if key in given]
-    full = [one for one in written if not _is_empty(one)]
-    if "name" not in given or (bare and "description" in given) or len(full) > 1:
+        members.setdefault("name", function)
+    arguments_written = [members[key] for key in ARGUMENTS if key in members]
+    nonempty = [one for one in arguments_written if not _is_empty(one)]
+    if "name" not in members or (bare and "description" in members) or len(nonempty) > 1:
         return None
-    if not full and not {*given} <= ABOUT_CALLS:
+    if not nonempty and not {*members} <= ABOUT_CALLS:
         return None
-    return _made(DECODER.decode(given["name"]), (full or [one for one in written if one[0] == "{"] or [""])[0], tools)
+    return _made(
+        DECODER.decode(members["name"]),
+        (nonempty or [one for one in arguments_written if one[0] == "{"] or [""])[0],
+        tools,
+    )
 
 
 def _is_empty(text: str) -> bool:
@@ -223,13 +225,13 @@ def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
-    text, given, escapes = (*_value(text), 0) if text else ("", None, 0)
-    if isinstance(given, str):
-        escapes, text = letter_escapes(given), given.strip()
-        given = DECODER.decode(text) if text else None
-    if given is None and not tools[name]:
-        text, given = "{}", {}
-    return ToolCall(name, _written(text, given), escapes) if isinstance(given, dict) else None
+    text, value, escapes = (*_value(text), 0) if text else ("", None, 0)
+    if isinstance(value, str):
+        escapes, text = letter_escapes(value), value.strip()
+        value = DECODER.decode(text) if text else None
+    if value is None and not tools[name]:
+        text, value = "{}", {}
+    return ToolCall(name, _written(text, value), escapes) if isinstance(value, dict) else None
 
 
 def letter_escapes(text: str) -> int:
@@ -244,11 +246,11 @@ def letter_escapes(text: str) -> int:
 
 def _written(text: str, arguments: Mapping[str, Any]) -> str:
     """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is no strict JSON."""
-    plain = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    compact = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         json.loads(text)
     except ValueError:
-        text = plain
+        text = compact
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
@@ -258,13 +260,13 @@ def _written(text: str, arguments: Mapping[str, Any]) -> str:
 
 def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     """Returns what each tool, in OpenAI's format, requires by its schema."""
-    found = {}
+    required_of = {}
     for tool in tools:
         schema = tool["function"].get("parameters")
         required = schema.get("required") if isinstance(schema, Mapping) else None
         names = required if isinstance(required, list) else []
-        found[tool["function"]["name"]] = frozenset(tool for tool in names if isinstance(tool, str))
-    return found
+        required_of[tool["function"]["name"]] = frozenset(name for name in names if isinstance(name, str))
+    return required_of
 
 
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:

@@ -44,14 +44,14 @@ class JsonSpan:
     def end(self, text: str) -> int | None:
         """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
         while not self.broken:
-            inside = INSIDE if self.lines else ONE_LINE
-            found = (inside if self._string else OUTSIDE).search(text, self.at)
-            if found is None:
+            pattern = INSIDE if self.lines else ONE_LINE
+            match = (pattern if self._string else OUTSIDE).search(text, self.at)
+            if match is None:
                 half = self._string and text.endswith("\\")  # what it escapes is still to come
                 self.at = max(self.at, len(text) - half)
                 return None
-            self.at = found.end()
-            self._take(found[0])
+            self.at = match.end()
+            self._take(match[0])
             if self._depth == 0 and not self.broken:
                 return self.at
         return None
@@ -82,15 +82,15 @@ class StopStrings:
         if self.found or not self.stops:
             return "" if self.found else text
         self._held += text
-        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
-        if places:
+        stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if stop_starts:
             self.found = True
-            fresh, self._held = self._held[: min(places)], ""
-            return fresh
+            shown, self._held = self._held[: min(stop_starts)], ""
+            return shown
         keep = max(unfinished(self._held, stop) for stop in self.stops)
-        cut = len(self._held) - keep
-        fresh, self._held = self._held[:cut], self._held[cut:]
-        return fresh
+        cut_at = len(self._held) - keep
+        shown, self._held = self._held[:cut_at], self._held[cut_at:]
+        return shown
 
     def flush(self) -> str:
         """Returns what was held back, at the end."""
@@ -182,12 +182,12 @@ class Sections:
     def _reasoning(self, final: bool) -> Part | None:
         at = self._held.find(THOUGHT)
         if at >= 0:
-            fresh, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
+            thought, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
             self.kind = "content"
-            return Part("reasoning", fresh)
-        cut = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
-        fresh, self._held = self._held[:cut], self._held[cut:]
-        return Part("reasoning", fresh) if fresh else None
+            return Part("reasoning", thought)
+        cut_at = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
+        thought, self._held = self._held[:cut_at], self._held[cut_at:]
+        return Part("reasoning", thought) if thought else None
 
     # --- content ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -206,35 +206,35 @@ class Sections:
         if self.format is None:
             return self._shown(len(self._held))
         head = self._head.search(self._held, partial=not final)
-        other = OBJECT.search(self._held, partial=not final) if self.format.bare else None
-        if other is not None and not other.partial and (head is None or other.start() < head.start()):
-            if other.start() == 0:
+        bare_call = OBJECT.search(self._held, partial=not final) if self.format.bare else None
+        if bare_call is not None and not bare_call.partial and (head is None or bare_call.start() < head.start()):
+            if bare_call.start() == 0:
                 self._text = JsonSpan(lines=False)
                 return NOTHING
-            return self._shown(other.start())
+            return self._shown(bare_call.start())
         if head is None:
             return self._shown(len(self._held))
         if head.start() > 0:
             return self._shown(head.start())
         if head.partial:
             return None
-        before = self._held[: head.end()]
+        prefix = self._held[: head.end()]
         name = head.groupdict().get("name")
         marked = head["mark"] is not None
-        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, before.count(FENCE))
+        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
         return NOTHING
 
     def _shown(self, size: int) -> Part:
         """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
-        fresh, self._held = self._held[:size], self._held[size:]
+        shown, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._said:
-            fresh, self._white = self._white + fresh, ""
-            if fresh.isspace():
-                self._white = fresh
+            shown, self._white = self._white + shown, ""
+            if shown.isspace():
+                self._white = shown
                 return NOTHING
-        if fresh and not fresh.isspace():
+        if shown and not shown.isspace():
             self._said = self._begun = True
-        return Part("content", fresh)
+        return Part("content", shown)
 
     def _other_json(self, span: JsonSpan, final: bool) -> Part | None:
         end = span.end(self._held)

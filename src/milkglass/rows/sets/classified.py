@@ -34,7 +34,7 @@ def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
 
 
 def _task(
-    name: str, about: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
+    name: str, description: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
     metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
     files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
     flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
@@ -63,7 +63,7 @@ def _task(
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
-        name, about, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
+        name, description, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
         flaws, (folder,),
     )  # fmt: skip
 
@@ -110,12 +110,12 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    long = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
-    short = LabelledColumn("text", "class", {name: name for name in CLASSES})
+    long_texts = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
     read_tsv = partial(table, needed=(), header=("text", "class"))
     splits = {
-        name: (Layout((f"{name}.csv",), read_csv, long), Layout((f"{name}.tsv",), read_tsv, short))
+        name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
     }
     build = LabelledColumn("text", "label", _numbered(CLASSES))
