@@ -132,12 +132,12 @@ class Verdict:
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
         width = max(len(one.source) for one in self.claims) if self.claims else 0
-        found = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
-        found += [f"  accepted by the policy: {name} ({why})" for name, why in self.accepted.items()]
-        found += [f"  {REFUSED}: {words}" for words in self.refused.values()]
+        lines = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
+        lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted.items()]
+        lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
         head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
-        return [*([] if self.attested else [NOT_ATTESTED]), head, *found, self.still_seen, RECORDED]
+        return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED]
 
     @property
     def still_seen(self) -> str:

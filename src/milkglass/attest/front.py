@@ -79,8 +79,8 @@ class Front:
         if len(self._times) == RATE and now - self._times[0] < 60:
             raise Busy(f"more than {RATE} pieces of evidence a minute", "try again in a minute")
         self._times.append(now)
-        found = await run_in_threadpool(self.source.evidence, self.spki, nonce)
-        return Response(found.document(), media_type=JSON_TYPE)
+        evidence = await run_in_threadpool(self.source.evidence, self.spki, nonce)
+        return Response(evidence.document(), media_type=JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
@@ -96,11 +96,11 @@ class Front:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
         quiet = passthrough.quiet_of(request.headers.get(QUIET))
         body = await passthrough.body_of(request)
-        sent = self._client.build_request(
+        forwarded = self._client.build_request(
             request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED)
         )
         try:
-            answer = await self._client.send(sent, stream=True)
+            answer = await self._client.send(forwarded, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
         headers = passthrough.kept(answer.headers, ANSWERED)
@@ -108,9 +108,9 @@ class Front:
             parts = passthrough.slots(answer.aiter_raw())
             return StreamingResponse(_closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
-            whole = await answer.aread()
+            content = await answer.aread()
             await answer.aclose()
-            return Response(passthrough.padded(whole), answer.status_code, headers)
+            return Response(passthrough.padded(content), answer.status_code, headers)
         return StreamingResponse(_closing(answer.aiter_raw(), answer), answer.status_code, headers)
 
 

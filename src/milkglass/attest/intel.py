@@ -97,11 +97,11 @@ def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | N
 
 
 def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
-    ((form, report),) = claims["report"].items()
-    tdx, status, platform = form != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
-    if form == "TD15":
+    ((report_kind, report),) = claims["report"].items()
+    tdx, status, platform = report_kind != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
+    if report_kind == "TD15":
         report = {**report, **report.get("base", {})}
-    lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {form}")]
+    lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {report_kind}")]
     date = platform["tcb_level"]["tcbDate"][:10]
     if status == UP_TO_DATE:
         lines.append(Claim("tcb", "affirming", "vendor states", f"its firmware and microcode are up to date ({date})"))

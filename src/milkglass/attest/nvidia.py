@@ -97,28 +97,28 @@ class Measurements:
 
 
 def _blocks(raw: bytes) -> dict[int, bytes]:
-    found, at = dict[int, bytes](), 0
+    blocks, at = dict[int, bytes](), 0
     while at < len(raw):
         index, kind, size = struct.unpack_from("<BBH", raw, at)
         _, length = struct.unpack_from("<BH", raw, at + 4)
         value = raw[at + 7 : at + 7 + length]
-        if kind != 1 or size != length + 3 or len(value) != length or index in found:
+        if kind != 1 or size != length + 3 or len(value) != length or index in blocks:
             raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
-        found[index] = value
+        blocks[index] = value
         at += 4 + size
-    return found
+    return blocks
 
 
 def _fields(raw: bytes) -> dict[int, bytes]:
-    found, at = dict[int, bytes](), 0
+    fields, at = dict[int, bytes](), 0
     while at < len(raw):
         kind, size = struct.unpack_from("<HH", raw, at)
         value = raw[at + 4 : at + 4 + size]
-        if len(value) != size or kind in found:
+        if len(value) != size or kind in fields:
             raise AttestationError("evidence", f"field {kind} of a GPU's evidence is malformed")
-        found[kind] = value
+        fields[kind] = value
         at += 4 + size
-    return found
+    return fields
 
 
 def decoded(one: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
@@ -152,48 +152,48 @@ def verify(
     Raises:
         AttestationError: with the first fault.
     """
-    found = Measurements.parse(raw)
+    measurements = Measurements.parse(raw)
     if architecture not in ARCHITECTURES:
         raise AttestationError("architecture", f"{architecture!r} is none of {', '.join(ARCHITECTURES)}")
     chain = certificates(pem, "a GPU's chain")
     require_chain(chain, ROOT, now, "a GPU")
     leaf = chain[0]
-    r, s = (int.from_bytes(found.signature[at : at + 48], "big") for at in (0, 48))
-    require_signed(leaf.public_key(), r, s, found.signed, "a GPU's evidence")
-    if nonce is not None and found.nonce != nonce:
+    r, s = (int.from_bytes(measurements.signature[at : at + 48], "big") for at in (0, 48))
+    require_signed(leaf.public_key(), r, s, measurements.signed, "a GPU's evidence")
+    if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
-    _require_firmware(found, leaf)
+    _require_firmware(measurements, leaf)
     current = require_not_revoked(chain, lists, now, "a GPU")
-    device, driver, vbios = spki_digest(leaf), found.text(DRIVER), found.vbios
+    device, driver, vbios = spki_digest(leaf), measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
         weak(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(found, references, now),
+        *_reference_claims(measurements, references, now),
         _revocation_claim(current),
     ]  # fmt: skip
-    mode = _mode(found)
+    mode = _mode(measurements)
     if mode == "ppcie":
         lines.append(weak("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
     elif mode != "spt":
         lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
-    return VerifiedGpu(architecture, device, found.nonce, driver, vbios, mode, tuple(lines))
+    return VerifiedGpu(architecture, device, measurements.nonce, driver, vbios, mode, tuple(lines))
 
 
-def _mode(found: Measurements) -> str:
+def _mode(measurements: Measurements) -> str:
     """Returns the mode that a GPU states, or "" if it states none."""
-    if FEATURES in found.opaque:
-        return MODES.get(int.from_bytes(found.opaque[FEATURES], "little"), "")
-    if PPCIE in found.opaque:
-        return "ppcie" if LINKED in found.opaque[PPCIE] else "spt"
+    if FEATURES in measurements.opaque:
+        return MODES.get(int.from_bytes(measurements.opaque[FEATURES], "little"), "")
+    if PPCIE in measurements.opaque:
+        return "ppcie" if LINKED in measurements.opaque[PPCIE] else "spt"
     return ""
 
 
-def _require_firmware(found: Measurements, leaf: x509.Certificate) -> None:
+def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> None:
     """Checks that the firmware that holds the leaf's key is the one that answered, where both say it."""
-    stated = found.opaque.get(FWID, b"")
+    stated = measurements.opaque.get(FWID, b"")
     extensions = [
         extension.value.value
         for extension in leaf.extensions
@@ -203,29 +203,29 @@ def _require_firmware(found: Measurements, leaf: x509.Certificate) -> None:
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
 
-def _reference_claims(found: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
+def _reference_claims(measurements: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
     """Compares the measurements with the references of its driver and its VBIOS."""
-    wanted = {"driver": found.text(DRIVER), "VBIOS": found.vbios}
-    lines, seen = list[Claim](), set[str]()
+    versions = {"driver": measurements.text(DRIVER), "VBIOS": measurements.vbios}
+    lines, kinds_seen = list[Claim](), set[str]()
     for raw in references:
         reference = rim.read(raw, now)
-        part = next((name for name, version in wanted.items() if version and version == reference.version), None)
+        part = next((name for name, version in versions.items() if version and version == reference.version), None)
         if part is None:
             continue
         # Manifests count from 0, and SPDM's measurements from 1
-        wrong = [at for at, values in reference.values.items() if found.blocks.get(at + 1) not in values]
-        if wrong:
+        differing = [at for at, values in reference.values.items() if measurements.blocks.get(at + 1) not in values]
+        if differing:
             raise AttestationError(
                 "measurement",
-                f"{len(wrong)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
-                f"reference (index {wrong[0]})",
+                f"{len(differing)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
+                f"reference (index {differing[0]})",
             )
-        seen.add(part)
+        kinds_seen.add(part)
         words = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
         lines.append(Claim(f"rim-{part}", "affirming", "vendor states", words))
     lines += [
         weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in wanted if part not in seen
+        for part in versions if part not in kinds_seen
     ]  # fmt: skip
     return lines
 
@@ -247,8 +247,8 @@ def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
 
 def digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns SHA-256 over all evidence and certificates of GPUs, which our server puts into the report data."""
-    whole = hashlib.sha256(b"milkglass gpus 1")
+    hasher = hashlib.sha256(b"milkglass gpus 1")
     for raw, pem in evidence:
         for part in (raw, pem):
-            whole.update(struct.pack("<Q", len(part)) + part)
-    return whole.digest()
+            hasher.update(struct.pack("<Q", len(part)) + part)
+    return hasher.digest()

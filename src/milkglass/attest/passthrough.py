@@ -52,14 +52,14 @@ def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
     return endpoint
 
 
-async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
-    """Returns a request's body. Raises UsageError if it has more than `most` bytes."""
-    found = bytearray()
+async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
+    """Returns a request's body. Raises UsageError if it has more than `limit` bytes."""
+    body = bytearray()
     async for part in request.stream():
-        found += part
-        if len(found) > most:
-            raise UsageError(f"the body has more than {most:,} bytes", "send less at a time")
-    return bytes(found)
+        body += part
+        if len(body) > limit:
+            raise UsageError(f"the body has more than {limit:,} bytes", "send less at a time")
+    return bytes(body)
 
 
 def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
@@ -85,12 +85,12 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
     An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
     """
-    waiting, ended = bytearray(), asyncio.Event()
+    buffer, ended = bytearray(), asyncio.Event()
 
     async def collect() -> None:
         try:
             async for part in parts:
-                waiting.extend(part)
+                buffer.extend(part)
         finally:
             ended.set()
 
@@ -101,12 +101,12 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         while True:
             due += SLOT_SECONDS
             await asyncio.sleep(max(0.0, due - loop.time()))
-            last = ended.is_set()
-            whole = len(waiting) if last else waiting.rfind(b"\n\n") + 2 if b"\n\n" in waiting else 0
-            piece = bytes(waiting[: min(whole, SLOT)])
-            del waiting[: len(piece)]
+            is_last = ended.is_set()
+            ready_bytes = len(buffer) if is_last else buffer.rfind(b"\n\n") + 2 if b"\n\n" in buffer else 0
+            piece = bytes(buffer[: min(ready_bytes, SLOT)])
+            del buffer[: len(piece)]
             yield piece + filler(SLOT - len(piece))
-            if last and not waiting:
+            if is_last and not buffer:
                 break
         await task
     finally:

@@ -52,7 +52,7 @@ def read(raw: bytes, now: datetime) -> Reference:
     chain = _chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
     try:
-        signed = XMLVerifier().verify(
+        verified = XMLVerifier().verify(
             root, x509_cert=chain[0], verification_time=now.replace(tzinfo=None),
             expect_config=SignatureConfiguration(require_x509=True, location="./", expect_references=1),
         )  # fmt: skip
@@ -60,10 +60,10 @@ def read(raw: bytes, now: datetime) -> Reference:
         raise AttestationError(
             "rim-signature", f"the signature of a reference manifest is wrong ({type(error).__name__})"
         ) from None
-    found = None if isinstance(signed, list) else signed.signed_xml
-    if found is None or found.tag != f"{SWID}SoftwareIdentity":
+    signed_xml = None if isinstance(verified, list) else verified.signed_xml
+    if signed_xml is None or signed_xml.tag != f"{SWID}SoftwareIdentity":
         raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
-    return _reference(found)
+    return _reference(signed_xml)
 
 
 def _parsed(raw: bytes) -> Any:
@@ -108,12 +108,12 @@ def _reference(root: Any) -> Reference:
     if meta is None or payload is None:
         raise AttestationError("rim", "a reference manifest has no values")
     values = dict[int, frozenset[bytes]]()
-    for one in payload.findall(f"{SWID}Resource"):
-        if one.get("type") != "Measurement" or one.get("active") != "True":
+    for resource in payload.findall(f"{SWID}Resource"):
+        if resource.get("type") != "Measurement" or resource.get("active") != "True":
             continue
         try:
-            index, count = int(one.get("index", "")), int(one.get("alternatives", ""))
-            allowed = frozenset(bytes.fromhex(one.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
+            index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
+            allowed = frozenset(bytes.fromhex(resource.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None
         if index in values or not allowed or b"" in allowed:

@@ -40,10 +40,10 @@ def measurement_of(kind: str) -> str:
     """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
     if kind == ATTESTED:
         return str(intel.parsed(quote(kind, "", bytes(64))).report.mr_enclave.hex())
-    whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
+    hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
-        whole.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
-    return whole.hexdigest()
+        hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
+    return hasher.hexdigest()
 
 
 def quote(kind: str, measurement: str, report_data: bytes) -> bytes:

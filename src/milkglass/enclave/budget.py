@@ -83,17 +83,17 @@ class RowBudget:
     def charge(self, rows: int) -> float:
         """Charges so many rows, and returns the level to be written before they leave, or raises EnclaveError."""
         now = self.clock()
-        passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
+        elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
-        self.level = min(room, self.level + passed * self.policy.per_hour / 3600)
+        self.level = min(room, self.level + elapsed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
-        whole = self.level + self.charged
-        if rows > whole:
-            seconds = (rows - whole) * 3600 / self.policy.per_hour
+        available = self.level + self.charged
+        if rows > available:
+            seconds = (rows - available) * 3600 / self.policy.per_hour
             raise EnclaveError(
-                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(whole)}",
+                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        more = int(min(self.level, max(rows - self.charged, AHEAD)))
-        self.level, self.charged = self.level - more, self.charged + more
+        grant = int(min(self.level, max(rows - self.charged, AHEAD)))
+        self.level, self.charged = self.level - grant, self.charged + grant
         return self.level

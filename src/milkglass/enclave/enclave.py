@@ -77,8 +77,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        place = None if kind == "process" else folder
-        self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
+        work_folder = None if kind == "process" else folder
+        self._process = subprocess.Popen(command, **pipes, env=environment, cwd=work_folder, start_new_session=True)
         self.verdict: Verdict | None = None
         try:
             hello, _ = self._read()
@@ -128,7 +128,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Returns what every report says of this enclave."""
         if self.verdict is None:
             return NOT_ATTESTED
-        accepted = "; ".join(f"{name} ({why})" for name, why in self.verdict.accepted.items())
+        accepted = "; ".join(f"{name} ({reason})" for name, reason in self.verdict.accepted.items())
         return f"{ATTESTED_BY_QUOTE}. Accepted by the policy: {accepted}" if accepted else ATTESTED_BY_QUOTE
 
     def __exit__(self, *error: object) -> None:
@@ -244,10 +244,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def _ended(self) -> EnclaveError:
         try:
             code = self._process.wait(5)
-            how = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+            ending = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            how = "closed its pipe"
-        return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
+            ending = "closed its pipe"
+        return EnclaveError(f"the enclave's process {ending}", "run the command again; nothing of your text was kept")
 
 
 def require_kind(kind: str) -> None:

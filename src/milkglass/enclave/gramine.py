@@ -51,8 +51,8 @@ def manifest(kind: str) -> str:
         "sgx.trusted_files": [f"file:{path}" for path in trusted],
         "sgx.allowed_files": [f"file:{TOKENIZER}/"],
     }
-    same = [*system, sys.base_prefix, *packages, str(source.parent)]
-    mounts = {"/lib": RUNTIME, **{path: path for path in same}, f"/{TOKENIZER}": TOKENIZER}
+    trusted_folders = [*system, sys.base_prefix, *packages, str(source.parent)]
+    mounts = {"/lib": RUNTIME, **{path: path for path in trusted_folders}, f"/{TOKENIZER}": TOKENIZER}
     tables = "".join(
         f"\n[[fs.mounts]]\npath = {json.dumps(path)}\nuri = {json.dumps(f'file:{uri}')}\n"
         for path, uri in mounts.items()

@@ -104,8 +104,8 @@ class Inside:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restored(state)
-        known, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
-        if not np.array_equal(special_rows(known, rows), package.special):
+        loaded, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
+        if not np.array_equal(special_rows(loaded, rows), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
@@ -113,8 +113,8 @@ class Inside:
         tally = np.asarray(counts, np.int64)
         if tally.shape != (rows,):
             raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
-        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, known)
-        return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
+        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, loaded)
+        return {**self._described(package), "by_byte": decodes_by_byte(loaded)}, b""
 
     def _restored(self, state: str) -> tuple[float, bytes]:
         """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
@@ -180,13 +180,13 @@ class OpenTable:
         Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
         since the provider chooses which words are unknown.
         """
-        own = tokens.ids[tokens.private]
-        if self.package.special[own].any():
+        private_ids = tokens.ids[tokens.private]
+        if self.package.special[private_ids].any():
             raise EnclaveError(
                 "the tokenizer reads a part of your text as a special token, and these are not sanitized",
                 "leave it out, or don't use this provider: its tokenizer may call ordinary words special",
             )
-        ids = tokens.replaced(lambda own: self.sanitizer.sanitized(own, settings, self._stream(own, settings)))
+        ids = tokens.replaced(lambda ids: self.sanitizer.sanitized(ids, settings, self._stream(ids, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
         return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content

@@ -101,21 +101,21 @@ def seccomp_filter(machine: str) -> bytes:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"
         )
-    place, architecture = SYSTEMS[machine]
-    denied = [number for numbers in CALLS.values() if (number := numbers[place]) is not None]
+    index, architecture = SYSTEMS[machine]
+    denied = [number for numbers in CALLS.values() if (number := numbers[index]) is not None]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, NUMBER)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
     steps += [one for number in denied for one in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
     for numbers, argument in OPENS.values():
-        if (opens := numbers[place]) is not None:
+        if (opens := numbers[index]) is not None:
             steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half
             steps += [(COMMON, 0, 1, WRITES), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     steps += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 
 
-def _require(done: bool, what: str) -> None:
-    if not done:
+def _require(succeeded: bool, step: str) -> None:
+    if not succeeded:
         raise EnclaveError(
-            f"this system refuses {what} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"
+            f"this system refuses {step} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"
         )

@@ -82,8 +82,8 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     but to strip the white space around it.
     """
     require_messages(tokenizer, messages)
-    if strange := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
-        raise CodecError(f"message {strange} has a role that is no word", "one of system, user, assistant, tool")
+    if bad_role := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
+        raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
     first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
     if first != second:  # it wrote something of the marks: their number of letters, or their first ones
         raise _rewritten()
@@ -95,17 +95,17 @@ def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: b
 
     Raises EmptyText, TooLong, and EnclaveError if the tokens of the user's text read as another text.
     """
-    before, after = special_around(tokenizer) if special else ([], [])
-    ids, private = list(before), [False] * len(before)
+    prefix, suffix = special_around(tokenizer) if special else ([], [])
+    ids, private = list(prefix), [False] * len(prefix)
     for number, piece in enumerate(pieces):
-        more, _ = tokenize(tokenizer, piece, first=not number)
+        piece_ids, _ = tokenize(tokenizer, piece, first=not number)
         if piece.private:
-            _require_same(tokenizer, more, piece.text)
-        ids += more
-        private += [piece.private] * len(more)
-    if not len(ids) - len(before):
+            _require_same(tokenizer, piece_ids, piece.text)
+        ids += piece_ids
+        private += [piece.private] * len(piece_ids)
+    if not len(ids) - len(prefix):
         raise EmptyText("the prompt has no token", "give some text")
-    ids, private = ids + after, private + [False] * len(after)
+    ids, private = ids + suffix, private + [False] * len(suffix)
     if len(ids) > limit:
         raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
     return PromptTokens(np.asarray(ids, np.int64), np.array(private, np.bool_))
@@ -149,8 +149,8 @@ class _Layout:
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
-        if missing := [number for mark, number in marks.items() if mark.core not in text]:
-            raise _rewritten(f"leaves message {missing[0] + 1} out or rewrites it")
+        if absent := [number for mark, number in marks.items() if mark.core not in text]:
+            raise _rewritten(f"leaves message {absent[0] + 1} out or rewrites it")
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
@@ -162,9 +162,9 @@ class _Layout:
             text = str(message["content"])
             text = text.lstrip() if part.strips_before else text
             text = text.rstrip() if part.strips_after else text
-            kept = len(instruction) if message["role"] == "user" and text.startswith(instruction) else 0
-            yield PromptPiece(text[:kept], True, False)
-            yield PromptPiece(text[kept:], True, message["role"] == "user")
+            instruction_length = len(instruction) if message["role"] == "user" and text.startswith(instruction) else 0
+            yield PromptPiece(text[:instruction_length], True, False)
+            yield PromptPiece(text[instruction_length:], True, message["role"] == "user")
 
 
 @dataclass(frozen=True)
@@ -198,29 +198,29 @@ def _seen(message: Message) -> dict[str, str]:
 
 def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
     """Yields the template's texts and the places of the marks between them."""
-    known = {mark.core: mark for mark in marks}
-    parts = re.split(f"({'|'.join(map(re.escape, known))})" if known else "(?!)", text)
+    mark_of = {mark.core: mark for mark in marks}
+    parts = re.split(f"({'|'.join(map(re.escape, mark_of))})" if mark_of else "(?!)", text)
     strips_before = True
     for number, part in enumerate(parts):
         if number % 2:
-            mark = known[part]
+            mark = mark_of[part]
             strips_after = not parts[number + 1].startswith(mark.after)
             yield _Place(marks[mark], strips_before, strips_after)
             continue
         if number and not strips_after:
-            part = part[len(known[parts[number - 1]].after) :]
+            part = part[len(mark_of[parts[number - 1]].after) :]
         if number + 1 < len(parts):
-            before = known[parts[number + 1]].before
-            strips_before = not part.endswith(before)
-            part = part if strips_before else part[: -len(before)]
+            prefix = mark_of[parts[number + 1]].before
+            strips_before = not part.endswith(prefix)
+            part = part if strips_before else part[: -len(prefix)]
         if any(mark.before in part or mark.after in part for mark in marks):
             raise _rewritten()
         yield part
 
 
-def _rewritten(how: str = "rewrites what a message says") -> CodecError:
+def _rewritten(problem: str = "rewrites what a message says") -> CodecError:
     return CodecError(
-        f"the chat template {how}, so that the message's text cannot be told from the template",
+        f"the chat template {problem}, so that the message's text cannot be told from the template",
         "give --raw, and the instruction with --instruction",
     )
 
@@ -232,11 +232,11 @@ def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[Promp
     for piece in pieces:
         if not piece.text:
             continue
-        last = result[-1] if result else None
-        if last is not None and last.text.endswith(" ") and piece.literal and piece.private >= last.private:
+        previous = result[-1] if result else None
+        if previous is not None and previous.text.endswith(" ") and piece.literal and piece.private >= previous.private:
             result.pop()
-            if len(last.text) > 1:
-                result.append(PromptPiece(last.text[:-1], last.literal, last.private))
+            if len(previous.text) > 1:
+                result.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
             piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
         result.append(piece)
     return result

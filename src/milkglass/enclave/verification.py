@@ -72,7 +72,9 @@ class QuoteVerifier:
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
         verdict = judge(self.policy, machine, (), [proven("fresh", "it answered our nonce")])
         if not verdict.holds:
-            words = "; ".join(f"{why} ({name})" if name not in why else why for name, why in verdict.refused.items())
+            words = "; ".join(
+                f"{reason} ({name})" if name not in reason else reason for name, reason in verdict.refused.items()
+            )
             raise EnclaveError(
                 f"the quote is refused: {words}", "allow its measurement, or accept a weakness by name in the policy"
             )

@@ -75,31 +75,31 @@ class _Worker:
         self._owner = 0  # the process that started it: a fork must not share its pipes
         self._ready = False  # whether it said that its modules are loaded
 
-    def ask(self, request: Mapping[str, Any], what: str) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], noun: str) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
             process = self._started()
-            if not self._ready and self._asked(process, b"", START_SECONDS) is None:
+            if not self._ready and self._exchange(process, b"", START_SECONDS) is None:
                 raise CodecError(
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
                 )
             self._ready = True
-            answer = self._asked(process, line, SECONDS)
+            answer = self._exchange(process, line, SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
             return answer
         if answer is None:
             raise CodecError(
-                f"the model's chat template did not render {what} within {SECONDS:.0f} s and its bound on memory",
+                f"the model's chat template did not render {noun} within {SECONDS:.0f} s and its bound on memory",
                 "use another template: put a published one into the model's folder",
             )
         if fault == "memory":
             raise CodecError(
-                f"the model's chat template takes more memory for {what} than it may have (512 MB)",
+                f"the model's chat template takes more memory for {noun} than it may have (512 MB)",
                 "use another template: put a published one into the model's folder",
             )
         raise CodecError(
-            f"the model's chat template refuses {what}",
+            f"the model's chat template refuses {noun}",
             "most want a user's message first, and then roles that alternate",
         )
 
@@ -117,26 +117,26 @@ class _Worker:
         self._owner, self._ready = os.getpid(), False
         return self._process
 
-    def _asked(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
         """Sends `line` and returns the next line of the process. None: the process ended or had to be ended."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + seconds
-        parts, size, left = list[bytes](), 0, memoryview(line)
+        parts, size, unsent = list[bytes](), 0, memoryview(line)
         os.set_blocking(process.stdin.fileno(), False)
         try:
-            with selectors.DefaultSelector() as waiting:
-                if left:
-                    waiting.register(process.stdin, selectors.EVENT_WRITE)
-                waiting.register(process.stdout, selectors.EVENT_READ)
+            with selectors.DefaultSelector() as selector:
+                if unsent:
+                    selector.register(process.stdin, selectors.EVENT_WRITE)
+                selector.register(process.stdout, selectors.EVENT_READ)
                 while not (parts and parts[-1].endswith(b"\n")):
-                    events = waiting.select(max(0.0, deadline - time.monotonic()))
+                    events = selector.select(max(0.0, deadline - time.monotonic()))
                     if not events:
                         raise TimeoutError
                     for key, _ in events:
                         if key.fileobj is process.stdin:
-                            left = left[os.write(process.stdin.fileno(), left[:65536]) :]
-                            if not left:
-                                waiting.unregister(process.stdin)
+                            unsent = unsent[os.write(process.stdin.fileno(), unsent[:65536]) :]
+                            if not unsent:
+                                selector.unregister(process.stdin)
                         else:
                             parts.append(os.read(process.stdout.fileno(), 1 << 20))
                             size += len(parts[-1])

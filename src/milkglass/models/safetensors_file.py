@@ -37,12 +37,12 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
     """Yields the tensor's raw bytes from `start` on, in chunks."""
     with ref.file.open("rb") as file:
         file.seek(ref.start + start)
-        left = ref.bytes - start
-        while left:
-            chunk = file.read(min(CHUNK_BYTES, left))
+        remaining = ref.bytes - start
+        while remaining:
+            chunk = file.read(min(CHUNK_BYTES, remaining))
             if not chunk:
                 raise _shorter(ref)
-            left -= len(chunk)
+            remaining -= len(chunk)
             yield chunk
 
 
@@ -104,20 +104,22 @@ def write_safetensors(
     head = _head(refs)
     partial = path.with_name(path.name + ".tmp")
     with _continued(partial, head, reached) as file:
-        there = file.tell() - len(head)
-        at, kept = 0, file.tell()
-        if there:
-            progress(there)
+        written_bytes = file.tell() - len(head)
+        at, kept_bytes = 0, file.tell()
+        if written_bytes:
+            progress(written_bytes)
         for ref in refs:
-            first = min(max(0, there - at), ref.bytes)
+            skipped = min(max(0, written_bytes - at), ref.bytes)
             at += ref.bytes
-            for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
+            for chunk in (
+                _new_bytes(ref, replaced[ref.name], skipped) if ref.name in replaced else read_bytes(ref, skipped)
+            ):
                 file.write(chunk)
                 progress(len(chunk))
-                if keep and file.tell() >= kept + SYNC_BYTES:
+                if keep and file.tell() >= kept_bytes + SYNC_BYTES:
                     _sync(file)
-                    kept = file.tell()
-                    keep(kept)
+                    kept_bytes = file.tell()
+                    keep(kept_bytes)
         _sync(file)
     partial.replace(path)
 
@@ -154,11 +156,11 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
-    """Yields the bytes of a replaced tensor after the first `done`, which are whole blocks."""
+def _new_bytes(ref: TensorRef, source: RowBlocks, skipped: int) -> Iterator[bytes]:
+    """Yields the bytes of a replaced tensor after the first `skipped`, which are whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(done // row_bytes, count, step):
+    for start in range(skipped // row_bytes, count, step):
         block = source.block(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

@@ -79,9 +79,9 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 
 def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
-    named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
+    fields = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
     architecture = families.architecture_of(checkpoint)
-    if architecture.kind != "decoder" or architecture.heads or _resolved(named).tie_word_embeddings:
+    if architecture.kind != "decoder" or architecture.heads or _resolved(fields).tie_word_embeddings:
         return False
     return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
 
@@ -101,11 +101,11 @@ def require_sound_tables(
     _key_id(config)
 
 
-def _require_rows(said: object, rows: int) -> None:
+def _require_rows(stated: object, rows: int) -> None:
     """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
-    if said != rows:
+    if stated != rows:
         raise CorruptCheckpoint(
-            f"{CONFIG} says {_said(said)} for vocab_size, and the embedding table has {rows} rows",
+            f"{CONFIG} says {_said(stated)} for vocab_size, and the embedding table has {rows} rows",
             f"set vocab_size to {rows} in {CONFIG}, or resize the model's embeddings",
         )
 
@@ -163,9 +163,9 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
     prefix = f"{outline.base_model_prefix}."
     shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
     for name, weight in outline.named_parameters():
-        inside = architecture.kind == "encoder" or name.startswith(prefix)
+        in_body = architecture.kind == "encoder" or name.startswith(prefix)
         result = shapes.get(_plain(name, prefix))
-        if result is None and inside and not _plain(name, prefix).startswith("pooler."):
+        if result is None and in_body and not _plain(name, prefix).startswith("pooler."):
             raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
         if result is not None and result != tuple(weight.shape):
             raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)

@@ -203,21 +203,21 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
 
     Raises WrongBaseModel if the delta was made of another model, and CorruptCheckpoint if its tensors do not fit.
     """
-    about = read_json(delta / DELTA_CONFIG)
-    if about.get("format") != DELTA_FORMAT:
-        raise CorruptCheckpoint(f"delta format {about.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
-    if about.get("base") != base_digest:
+    document = read_json(delta / DELTA_CONFIG)
+    if document.get("format") != DELTA_FORMAT:
+        raise CorruptCheckpoint(f"delta format {document.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
+    if document.get("base") != base_digest:
         raise WrongBaseModel(
-            f"this delta belongs to the base model {about.get('base')}, not to {base_digest}",
+            f"this delta belongs to the base model {document.get('base')}, not to {base_digest}",
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
     configs = Configs(read_model_json(delta / "config.json"), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
-        old = base.tensors.get(name)
-        same = old is not None and fits(old, ref) and (old.shape == ref.shape or ref.shape[0] == size)
-        if not same or ref.dtype not in DTYPES:
+        base_ref = base.tensors.get(name)
+        is_same = base_ref is not None and fits(base_ref, ref) and (base_ref.shape == ref.shape or ref.shape[0] == size)
+        if not is_same or ref.dtype not in DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
     base = resized(base, larger, int(size or 0)) if larger else base

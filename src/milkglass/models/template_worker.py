@@ -60,11 +60,11 @@ class TemplateNamespace(jinja2.utils.Namespace):
     """`namespace` in a template. It refuses names that begin with an underscore, by which Python could be reached."""
 
     def __init__(*arguments: Any, **entries: Any) -> None:
-        self, *rest = arguments  # a template may call an entry `self`
-        whole: dict[Any, Any] = dict(*rest, **entries)
-        for name in whole:
+        self, *others = arguments  # a template may call an entry `self`
+        values: dict[Any, Any] = dict(*others, **entries)
+        for name in values:
             _require_public(name)
-        jinja2.utils.Namespace.__init__(self, whole)
+        jinja2.utils.Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _require_public(name)
