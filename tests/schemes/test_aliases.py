@@ -100,7 +100,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     plain = bert.read("bert.embeddings.word_embeddings.weight")
     mixture = row_map_of(bert, key, plain, lambda name, total: lambda done: None)
     assert isinstance(mixture, AliasedMixture)
-    first = mixture.parts[0]
+    first = mixture.mixtures[0]
     assert isinstance(first, Mixture)
     from milkglass.client.key.generate import reserved_ids, scheme_of
 
@@ -173,7 +173,7 @@ def test_aliases_are_mixed_by_independent_draws_of_one_law() -> None:
     found = scheme.row_map(table, order, np.empty(0, np.int64), streams.__getitem__, lambda done: None, slots)
     assert isinstance(found, AliasedMixture)
     ratios = []
-    for part in found.parts:
+    for part in found.mixtures:
         assert isinstance(part, Mixture)
         own = []
         for row in range(1200):
@@ -216,7 +216,7 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
     plain = bert.read("bert.embeddings.word_embeddings.weight")
     found = row_map_of(bert, key, plain, lambda name, total: lambda done: None)
     assert isinstance(found, AliasedMixture)
-    for part in found.parts:
+    for part in found.mixtures:
         assert isinstance(part, Mixture)
         for row in np.flatnonzero(part.sizes):
             assert len(set((part.members[part.indptr[row] : part.indptr[row + 1]] % 2).tolist())) == 1

@@ -62,11 +62,11 @@ class DemoResult:
 
     def words(self) -> str:
         """Returns the result for the terminal."""
-        asked = len(self.classified)
+        count = len(self.classified)
         lines = [
-            *(f"{title}: {percent(right)} right, {read}" for title, right, read in self.ways),
+            *(f"{title}: {percent(share)} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
-            f"{self.correct} of {asked} unseen messages sorted correctly by the model at the server",
+            f"{self.correct} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.answered} of {len(self.generated)} questions answered correctly in words",
             *(f"{half.ref}: {half.audit['verdict']}" for half in (self.sorting, self.writing)),
             "Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).",
@@ -86,8 +86,8 @@ def _read(reading: Mapping[str, Any] | None) -> str:
         return "nothing is sent"
     if reading["content"] is None:
         return "not measured"
-    least = "at least " if reading["cut"] else ""
-    return f"{least}{percent(reading['content']['value'])} of names and content words read"
+    prefix = "at least " if reading["cut"] else ""
+    return f"{prefix}{percent(reading['content']['value'])} of names and content words read"
 
 
 def size(count: int) -> str:

@@ -141,18 +141,18 @@ class Demo:
         line = [str(word) for word in words]
         print(f"\n$ milkglass {shlex.join(line)}", flush=True)
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
-        started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
+        command = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
         output = subprocess.PIPE if as_json else None
         quiet = as_json and line[0] != "compare"  # which says itself what it does
         with at_work(line[0]) if quiet else nullcontext():
-            done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
-        if done.returncode:
+            process = subprocess.run(command, stdout=output, env={**os.environ, **server}, text=True, check=False)
+        if process.returncode:
             raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
-        return json.loads(done.stdout) if as_json else None
+        return json.loads(process.stdout) if as_json else None
 
     def half(self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]) -> Half:
         """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
-        started, client = time.monotonic(), self.out / "client"
+        begin, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
@@ -167,7 +167,7 @@ class Demo:
         from milkglass.models.resolve import resolve
 
         sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
-        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
+        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - begin)
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
@@ -177,7 +177,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     than an earlier demo.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
-    started = time.monotonic()
+    begin = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
     with stoppable(), _claimed(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
@@ -187,7 +187,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
         result = DemoResult(
-            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
+            version("milkglass"), time.monotonic() - begin, compared, sorting, classified, writing, generated
         )
         result.write(out / "result.json")
         write_page(out / "index.html", result)
@@ -201,9 +201,9 @@ def _comparison(demo: Demo) -> dict[str, Any]:
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
     words = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
-    found: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
-    print("\n".join(found["verdict"]), flush=True)
-    return found
+    result: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
+    print("\n".join(result["verdict"]), flush=True)
+    return result
 
 
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:

@@ -129,13 +129,13 @@ class LiveAttacker:
     ) -> None:
         """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
         corpus = (await in_thread(lambda: read(self.codec, public))).original
-        seen = 0
+        exchanges_seen = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             texts = log.kept_texts()
             total = sum(map(len, texts))
-            if total >= max(MIN_TOKENS, MIN_GROWTH * seen):
-                seen = total
+            if total >= max(MIN_TOKENS, MIN_GROWTH * exchanges_seen):
+                exchanges_seen = total
                 try:
                     await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
                     self.trouble = ""
@@ -148,17 +148,17 @@ class LiveAttacker:
         """Returns the scene in which every id was sent once. Raises KeyForOtherModel if the base is another model."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
-        sent = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
+        sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
         nowhere = np.zeros(len(ids), np.bool_)
-        every = PrivateTexts(sent, sent.mapped(self.codec.inverse), nowhere, nowhere)
-        return assemble(self.key, self.codec, self.base, every, {})
+        texts = PrivateTexts(sent_ids, sent_ids.mapped(self.codec.inverse), nowhere, nowhere)
+        return assemble(self.key, self.codec, self.base, texts, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
         """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
         self.running, candidates = self._budget(self.budget), None
         for first in (True, False):
-            some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
-            played = run(scene, some, None, self.running, seed=0)
+            attacks = {name: one for name, one in ATTACKS.items() if one.undoes == first}
+            played = run(scene, attacks, None, self.running, seed=0)
             candidates = played.candidates
             for one in played.played:
                 if one.guess is not None and one.guess.table is not None:
@@ -172,8 +172,8 @@ class LiveAttacker:
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
         attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
-        kept = tuple(one for one in observed if not isinstance(one, Tokens))
-        transcript = replace(scene.transcript, observations=(*kept, Tokens(Sequences.of(texts))))
+        observations = tuple(one for one in observed if not isinstance(one, Tokens))
+        transcript = replace(scene.transcript, observations=(*observations, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
             return

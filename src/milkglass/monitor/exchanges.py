@@ -108,7 +108,7 @@ class ExchangeLog:
         return max((count for one, count in shared if count >= len(one.prompt)), default=0)
 
     def _forget(self) -> None:
-        held = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
-        while len(self.exchanges) > EXCHANGES_KEPT or (held > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
-            gone = self.exchanges.popleft()
-            held -= len(gone.prompt) + len(gone.answer)
+        id_count = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
+        while len(self.exchanges) > EXCHANGES_KEPT or (id_count > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
+            oldest = self.exchanges.popleft()
+            id_count -= len(oldest.prompt) + len(oldest.answer)

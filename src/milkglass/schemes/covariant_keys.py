@@ -166,8 +166,8 @@ class Pairs:
         sizes = 1 / self.scales if inverse else self.scales
         cosine, sine = torch.diag(self.angles.cos() * sizes), torch.diag(self.angles.sin() * sizes)
         turned = torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])
-        places = torch.from_numpy(self.order)
-        return turned[:, torch.cat([places, places + len(places)])]
+        order = torch.from_numpy(self.order)
+        return turned[:, torch.cat([order, order + len(order)])]
 
 
 class LayerKeys:

@@ -77,10 +77,10 @@ class Plus:
             sigma: (d,) the new place of each dimension.
         """
         d = len(columns)
-        allowed = reach(d, self.beta)
-        if allowed < self.k:
+        max_reach = reach(d, self.beta)
+        if max_reach < self.k:
             raise UsageError(
-                f"{d} dimensions at plus-beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
+                f"{d} dimensions at plus-beta = {self.beta} leave {max_reach} candidates for clusters of {self.k}",
                 "lower plus-beta or plus-k",
             )
         clusters = embed_cluster(columns, order, self.k, self.beta, progress)
@@ -112,10 +112,10 @@ class Turn:
         if form == "symmetrise":
             w = (w + w.T) / 2
         condition = float(torch.linalg.cond(w))
-        place = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
-        tables = w[:, place]
+        source = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
+        tables = w[:, source]
         if form != "exact":
-            return cls(tables.float(), tables.float(), w[place].float(), condition)
+            return cls(tables.float(), tables.float(), w[source].float(), condition)
         if not condition < CONDITION:
             raise UsageError(
                 f"W* has a condition number of {condition:.1e}, above {CONDITION:.0e}: its inverse would be noise",

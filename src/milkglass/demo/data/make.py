@@ -89,16 +89,16 @@ def message(template: str, values: dict[str, str], rng: random.Random) -> str:
 
 def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
     """Yields {"text", "label"} of each message of one split, no text twice."""
-    seen: set[str] = set()
+    texts_seen: set[str] = set()
     for label, group in situations().items():
         for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
             count = 0
             while count < EACH:
                 values = slots(rng)
                 text = message(situation["message"], values, rng)
-                if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
+                if text in texts_seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
                     continue
-                seen.add(text)
+                texts_seen.add(text)
                 count += 1
                 yield {"text": text, "label": label}
 

@@ -27,13 +27,13 @@ class MergedRows(Mixture):
 
     def promise(self, k: int) -> Promise:
         """Returns the promise; `verbatim` counts tokens with their own symbol."""
-        several = self.sizes[self.sizes > 1]
-        sizes, counts = np.unique(several, return_counts=True)
+        shared = self.sizes[self.sizes > 1]
+        sizes, counts = np.unique(shared, return_counts=True)
         return Promise(
             k=k,
-            clusters=len(several),
+            clusters=len(shared),
             sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},
-            below_k=int(several[several < k].sum()),
+            below_k=int(shared[shared < k].sum()),
             singletons=0,
             verbatim=int((self.sizes == 1).sum()),
             shared=True,
