@@ -157,7 +157,7 @@ def test_the_time_left_is_never_more_than_what_is_left_of_a_budget(
     now = [0.0]
     monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
     monkeypatch.setattr(terminal, "TimeLeft", partial(terminal.TimeLeft, clock=lambda: now[0]))
-    with terminal.bars(most=lambda: 90.0) as stage:
+    with terminal.bars(limit=lambda: 90.0) as stage:
         advance = stage("attack", 10)
         for _ in range(9):
             now[0] += 1000

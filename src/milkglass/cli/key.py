@@ -56,10 +56,12 @@ def status(
     from milkglass.client.key.file import require_key_file
 
     require_key_file(key)
-    used = usage.read(key)
-    passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
-    fields = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
-    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: usage_text(used))
+    spent = usage.read(key)
+    thresholds = [
+        {"attacker": attacker, "share": share, "tokens": tokens} for attacker, share, tokens in spent.passed()
+    ]
+    fields = {name: one for name, one in asdict(spent).items() if one or name not in ("rate", "audits")}
+    emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(spent))
 
 
 @keys.command("for-job")
@@ -106,46 +108,50 @@ def for_job(
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
 
-def usage_text(used: usage.Usage) -> str:
+def usage_text(spent: usage.Usage) -> str:
     lines = [
-        f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts, repeated ones too"
+        f"encoded under this key, on this machine: {spent.tokens:,} tokens in {spent.texts:,} texts, repeated ones too"
     ]
-    if used.rate:
-        lines += rate_words(used.rate)
-    if used.parent:
-        gone = "" if Path(used.parent).is_file() else ", which is not there: what this key encodes is not counted there"
-        lines.append(f"made for a job from {used.parent}{gone}")
-    if used.jobs:
-        spread = sum(used.jobs.values())
-        own = "" if used.rate else ", each its own cipher"
-        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
-        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
-    if used.rate:
-        return "\n".join([*lines, ALIKE if used.rate.get("epsilon") else SEPARATE, *audits(used)])
-    lines += audits(used)
-    if not used.measured:
+    if spent.rate:
+        lines += rate_words(spent.rate)
+    if spent.parent:
+        absence = (
+            "" if Path(spent.parent).is_file() else ", which is not there: what this key encodes is not counted there"
+        )
+        lines.append(f"made for a job from {spent.parent}{absence}")
+    if spent.jobs:
+        spread = sum(spent.jobs.values())
+        cipher_words = "" if spent.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {spread:,} tokens{cipher_words}")
+        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in spent.jobs.items())]))
+    if spent.rate:
+        return "\n".join([*lines, ALIKE if spent.rate.get("epsilon") else SEPARATE, *audits(spent)])
+    lines += audits(spent)
+    if not spent.measured:
         return "\n".join([*lines, NEVER])
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
-    for who, shares in used.spent.items():
+    for attacker, shares in spent.spent.items():
         for share, tokens in shares.items():
-            rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
-    none = (
-        f"with up to {used.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
+            rows.append((attacker, share, f"{tokens:,} tokens", "passed" if spent.tokens >= tokens else ""))
+    no_attack = (
+        f"with up to {spent.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
     )
-    lines.append(table(rows) if len(rows) > 1 else none)
-    if used.tokens > used.measured:
-        lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
-    return "\n".join([*lines, *warning(used)])
+    lines.append(table(rows) if len(rows) > 1 else no_attack)
+    if spent.tokens > spent.measured:
+        lines.append(f"audits went up to {spent.measured:,} tokens: more is encoded by now, audit again")
+    return "\n".join([*lines, *warning(spent)])
 
 
-def audits(used: usage.Usage) -> list[str]:
+def audits(spent: usage.Usage) -> list[str]:
     """What each audit found; of older versions only when the last one was."""
-    if not used.audits:
-        return [f"last audit: {moment(used.audited)}"] if used.audited else []
+    if not spent.audits:
+        return [f"last audit: {moment(spent.audited)}"] if spent.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
-    for audit in used.audits:
-        least = "" if audit["finished"] else "at least "
-        shares = ("-" if audit[name] is None else f"{least}{100 * audit[name]:.1f} %" for name in ("tokens", "content"))
+    for audit in spent.audits:
+        prefix = "" if audit["finished"] else "at least "
+        shares = (
+            "-" if audit[name] is None else f"{prefix}{100 * audit[name]:.1f} %" for name in ("tokens", "content")
+        )
         rows.append((moment(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished"))
     return [table(rows)]
 
@@ -174,11 +180,11 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def warning(used: usage.Usage) -> list[str]:
+def warning(spent: usage.Usage) -> list[str]:
     """What to say when the budget that audits measured is spent."""
     return [
-        f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
-        for who, share, tokens in used.passed()
+        f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; {FRESH}"
+        for attacker, share, tokens in spent.passed()
     ]
 
 
@@ -206,8 +212,8 @@ def for_codec(
 
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
-    fresh = another_passphrase(new_passphrase_file, generate, unlocked)
-    if UnlockedKey.new(out, codec, fresh).again().identifier != unlocked.key.identifier:
+    new = another_passphrase(new_passphrase_file, generate, unlocked)
+    if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.handed_on(out, key)
     note(READS)
@@ -309,9 +315,9 @@ def rotate(
     require_another(new_passphrase_file)
     from milkglass.client.key.file import leftovers
 
-    left = leftovers(key)
+    leftover_files = leftovers(key)
     unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
-    for one in left:
+    for one in leftover_files:
         does = f"{one} cannot be removed: remove it" if one.exists() else f"removed {one}"
         note(f"{does}, which a command left that was ended while it wrote the key")
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))

@@ -77,9 +77,9 @@ class Commands(TyperGroup):
             code = INTERRUPTED
         except Exception as error:
             # typer's own usage errors carry a message for people; anything else is a fault of ours and stays loud.
-            if (refused := refused_value(error)) is not None:
-                report(refused, as_json)
-                raise typer.Exit(refused.exit_code) from None
+            if (refusal := refused_value(error)) is not None:
+                report(refusal, as_json)
+                raise typer.Exit(refusal.exit_code) from None
             message = getattr(error, "format_message", None)
             if not (as_json and callable(message)):
                 raise
@@ -103,8 +103,8 @@ def refused_value(error: Exception) -> UsageError | None:
     fault = cause.errors()[0]
     name, value, rule = max(param.opts, key=len), str(fault["input"])[:WIDEST], needed(fault)
     number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
-    shown = repr(value) if number else value
-    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown}, {rule}", "see --help")
+    shown_value = repr(value) if number else value
+    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown_value}, {rule}", "see --help")
 
 
 app = typer.Typer(
@@ -118,8 +118,8 @@ app = typer.Typer(
 )
 
 
-def _version(expected: bool) -> None:
-    if expected:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"milkglass {version('milkglass')}")

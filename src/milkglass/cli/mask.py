@@ -32,15 +32,15 @@ def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: b
 
 def least_of(words: list[str]) -> float:
     """Returns the least score that `--set least=NUMBER` gives. Raises UsageError."""
-    least = PRESIDIO
+    min_score = PRESIDIO
     for word in words:
         name, _, value = word.partition("=")
         if name != "least":
             raise UsageError(f"mask has no parameter {name!r}", "it has least, the least score of what is masked")
         try:
-            least = float(value)
+            min_score = float(value)
         except ValueError:
-            least = -1.0
-        if not 0 <= least <= 1:
+            min_score = -1.0
+        if not 0 <= min_score <= 1:
             raise UsageError(f"least is {value!r}, a number from 0 to 1 is needed", f"{PRESIDIO} is the default")
-    return least
+    return min_score

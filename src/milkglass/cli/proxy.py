@@ -192,7 +192,7 @@ def proxy(
         keys = [(unlocked_key, codec_of(unlocked_key, key.model)) for unlocked_key in unlocked]
         of_file = {unlocked_key.path.resolve(): unlocked_key for unlocked_key in unlocked}
         key_of_model = {name: of_file[file.resolve()] for name, file in files.items()}
-        run(keys, upstream, names, address, ready, note, paired=key_of_model)
+        run(keys, upstream, names, address, ready, note, key_of_model=key_of_model)
 
 
 def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:

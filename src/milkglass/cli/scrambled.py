@@ -50,8 +50,10 @@ def verify(
         "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
     )
     if not passed:
-        failed = ", ".join(one.name for one in checks if not one.passed)
-        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+        failed_names = ", ".join(one.name for one in checks if not one.passed)
+        raise CorruptCheckpoint(
+            f"{out} fails: {failed_names}", "don't upload it; make it again with `milkglass obfuscate`"
+        )
 
 
 def _require_its_key(out: Path, key: Key) -> None:

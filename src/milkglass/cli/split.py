@@ -88,16 +88,17 @@ def classify(
     from milkglass.split.client import ClientHalf, require_sendable
     from milkglass.split.folders import client_about
 
-    about = client_about(client)
-    base = original(model or about.model)  # its tokenizer, and the layers that were not trained
+    client_info = client_about(client)
+    base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
-        require_sendable(client, about, base, texts, pairs)
+        require_sendable(client, client_info, base, texts, pairs)
     with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
-        half = ClientHalf.open(client, base, about, sending=len(rows))
+        half = ClientHalf.open(client, base, client_info, sending=len(rows))
         progress = stage("classify", len(rows))
         shares = half.classify(texts, pairs, info, answer, progress)
     results = [
-        Classified(about.names[int(one.argmax())], dict(zip(about.names, one.tolist(), strict=True))) for one in shares
+        Classified(client_info.names[int(one.argmax())], dict(zip(client_info.names, one.tolist(), strict=True)))
+        for one in shares
     ]
     show_classified(results, as_json)
 
@@ -147,22 +148,22 @@ def audit(
     from milkglass.split import audit_scene
     from milkglass.split.folders import require_one_split
 
-    about = require_one_split(client, server)
-    base = original(model or about.model)
-    defence = restored(about.method, about.parameters, about.training)
-    half, other = defence.load(base, client, server)
+    split_info = require_one_split(client, server)
+    base = original(model or split_info.model)
+    defence = restored(split_info.method, split_info.parameters, split_info.training)
+    half, server_half = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, about, half, other, files)
+    staged = audit_scene.build(base, split_info, half, server_half, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
-    if about.pairs:
+    if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
-        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
+        "halves": split_info.server, "parameters": dict(split_info.parameters), "sent": described(client)["sent"],
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
-    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, done, audited.out, as_json)
+    result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(context, result, audited.out, as_json)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def train(
 
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
-    started = time.monotonic()
+    begin = time.monotonic()
     source = columns.texts(data, labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
@@ -229,7 +230,7 @@ def train(
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
-        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
+        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - begin, 2),
         "validation": None if evaluation is None else asdict(evaluation),
     }  # fmt: skip
     if not as_json:
@@ -266,9 +267,9 @@ def _trained(document: dict[str, Any], data: Path) -> str:
 def _right(evaluation: dict[str, Any] | None) -> list[str]:
     if evaluation is None:
         return []
-    long = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
+    left_out = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
     share = f"{100 * evaluation['right']:.1f} %"
-    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{long}"]
+    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{left_out}"]
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
@@ -340,12 +341,12 @@ def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerif
     from milkglass.split.decoder.gate import measurements_of
 
     if policy is not None:
-        found = QuoteVerifier(read_enclave(policy))
+        verifier = QuoteVerifier(read_enclave(policy))
     else:
-        found = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
-    for name, why in found.policy.accept.items():
-        note(f"accepted of enclaves: {name} ({why})")
-    return found
+        verifier = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
+    for name, reason in verifier.policy.accept.items():
+        note(f"accepted of enclaves: {name} ({reason})")
+    return verifier
 
 
 def _serve_decoder(

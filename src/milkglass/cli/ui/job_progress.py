@@ -46,12 +46,12 @@ def finish(
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion
 
-    last: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:
         with at_work(as_json, "train"), _board(as_json) as show:
             for event in remote.follow(job_id):
-                last.update(event["data"])
+                latest.update(event["data"])
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
@@ -62,24 +62,26 @@ def finish(
     if fetch is not None:
         with bars(as_json) as stage:
             remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
-    kept = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
-    metrics = {name: value for name, value in {**last, **kept}.items() if name in NUMBERS}
-    best = next((evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept.get("eval_loss")), {})
-    found = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
+    kept_metrics = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
+    metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in NUMBERS}
+    best = next(
+        (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
+    )
+    confusion = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
     document = {
         "job": job_id,
         "model": tuned,
         "trained_tokens": state.get("trained_tokens"),
-        "steps": last.get("step"),
+        "steps": latest.get("step"),
         "metrics": metrics,
-        **({} if found is None else {"classes": label_report.document(found)}),
+        **({} if confusion is None else {"classes": label_report.document(confusion)}),
         "fetched": None if fetch is None else str(fetch),
     }
     words = [f"fine-tuned model: {tuned}"]
-    words += [f"  steps: {steps_of(last)}"] if "step" in last else []
+    words += [f"  steps: {steps_of(latest)}"] if "step" in latest else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
-    words += [] if found is None else ["", *label_report.report_lines(found), ""]
-    words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
+    words += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
+    words += [f"  {CLASSES}"] if confusion is None and "confusion" in best and not labels else []
     words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
@@ -130,13 +132,13 @@ class _Lines:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         numbers = event["data"]
-        last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
+        is_last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
         if numbers.get("step") is not None:
-            if not (last and not self._ended) and time.monotonic() < self._due:
+            if not (is_last and not self._ended) and time.monotonic() < self._due:
                 return
-            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or last
-        left = numbers.get("eta_seconds")
-        note(event["message"] + (f", about {duration(left)} left" if left else ""))
+            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or is_last
+        seconds_left = numbers.get("eta_seconds")
+        note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
 
 
 @contextmanager
@@ -168,10 +170,10 @@ def _bar() -> Iterator[Show]:
             if (step := numbers.get("step")) is None:
                 console.print(event["message"], markup=False, highlight=False)
                 return
-            loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            loss, seconds_left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
             fields: dict[str, Any] = {} if total is None else {"total": total}
             fields |= {} if loss is None else {"loss": f"loss {loss:.4f}"}
-            fields |= {} if left is None else {"end": time.monotonic() + left}
+            fields |= {} if seconds_left is None else {"end": time.monotonic() + seconds_left}
             progress.update(task, completed=step, **fields)
 
         yield show

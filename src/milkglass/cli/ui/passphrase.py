@@ -47,7 +47,7 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     import getpass
 
     passphrase = _given(file)
-    for left in reversed(range(ATTEMPTS)):
+    for attempts_left in reversed(range(ATTEMPTS)):
         attempt = _required(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
         try:
             return open_with(attempt), attempt
@@ -55,7 +55,7 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
             if passphrase is not None:
                 source = str(file) if file else VARIABLE
                 raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
-            if not left:
+            if not attempts_left:
                 raise
             note(f"{error.message}; type it again")
     raise AssertionError("the last attempt returns or raises")
@@ -70,16 +70,16 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
         return _generate(file, weak)
     passphrase = _given(file)
     if passphrase is None:
-        return _asked(weak)
+        return _ask_new(weak)
     return _strong(passphrase, weak)
 
 
 def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
     """Returns another passphrase for the same key, or for a part of it. Raises UsageError if it is the old one."""
-    fresh = new_passphrase(file, generate=generate)
-    if of.seal.is_of(fresh):
+    new = new_passphrase(file, generate=generate)
+    if of.seal.is_of(new):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
-    return fresh
+    return new
 
 
 def require_another(file: Path | None) -> None:
@@ -101,7 +101,7 @@ def _given(file: Path | None) -> str | None:
     return None
 
 
-def _asked(weak: bool) -> str:
+def _ask_new(weak: bool) -> str:
     import getpass
 
     from milkglass.client.key.passphrases import weakness
@@ -110,16 +110,16 @@ def _asked(weak: bool) -> str:
     for _ in range(ATTEMPTS):
         if fault:
             note(f"{fault}{advice}")
-        first = getpass.getpass("New passphrase for the key (empty: generate one): ")
-        if not first:
+        entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
+        if not entered:
             return _shown()
-        result = None if weak else weakness(_required(first))
+        result = None if weak else weakness(_required(entered))
         if result is not None:
             fault, advice = result, "; use four or more unrelated words, or press Enter for a generated one"
-        elif getpass.getpass("The same again: ") != first:
+        elif getpass.getpass("The same again: ") != entered:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _strong(_required(first), weak)
+            return _strong(_required(entered), weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 

@@ -27,7 +27,7 @@ from milkglass.server.random_ids import new_id
 from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, known_error, nearly_full, taken
 from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
-from milkglass.server.storage.store import JobRecord, ModelRecord, Store, UnreadableRecord
+from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
 from milkglass.system import memory
 
@@ -164,7 +164,7 @@ class Jobs:
         """Deletes a job and its folder. Its model stays. Raises NotFound, or Conflict while the job runs."""
         try:
             job = self._store.jobs.get(key)
-        except UnreadableRecord:
+        except Unreadable:
             job = None  # nothing will ever work on it
         if (job and not job.has_ended) or Worker(self.folder(key), self._settings.worker).alive():
             raise Conflict("the job is not over", "cancel it first, then wait until it has stopped")

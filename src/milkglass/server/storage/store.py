@@ -20,7 +20,7 @@ Purpose = Literal["model", "fine-tune"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
-class UnreadableRecord(ServerError):
+class Unreadable(ServerError):
     """A record was written by another version, or is damaged."""
 
     status = 500
@@ -140,7 +140,7 @@ class RecordTable(Generic[R]):
         return record
 
     def find(self, record_id: str) -> R | None:
-        """Returns the record of an id, or None. Raises UnreadableRecord."""
+        """Returns the record of an id, or None. Raises Unreadable."""
         rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", record_id)
         return self._read(rows[0][0]) if rows else None
 
@@ -148,12 +148,10 @@ class RecordTable(Generic[R]):
         try:
             return self._kind.model_validate_json(body)
         except ValidationError:
-            raise UnreadableRecord(
-                f"the record of this {self._noun} cannot be read", "delete it, and make it anew"
-            ) from None
+            raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 
     def get(self, record_id: str) -> R:
-        """Returns the record of an id. Raises NotFound and UnreadableRecord."""
+        """Returns the record of an id. Raises NotFound and Unreadable."""
         result = self.find(record_id)
         if result is None:
             raise self._absent()
@@ -174,7 +172,7 @@ class RecordTable(Generic[R]):
         for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
             try:
                 result.append(self._read(body))
-            except UnreadableRecord as error:
+            except Unreadable as error:
                 log.error("%s (number %d)", error.message, number)
         return result
 
