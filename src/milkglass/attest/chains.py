@@ -35,8 +35,8 @@ def certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
             warnings.simplefilter("ignore", CryptographyDeprecationWarning)
             pem = raw.lstrip().startswith(b"-----BEGIN")
             result = x509.load_pem_x509_certificates(raw) if pem else [x509.load_der_x509_certificate(raw)]
-            for one in result:  # the library parses these only when they are asked for
-                _ = one.subject, one.issuer, one.not_valid_after_utc, len(one.extensions), one.public_key()
+            for cert in result:  # the library parses these only when they are asked for
+                _ = (cert.subject, cert.issuer, cert.not_valid_after_utc, len(cert.extensions), cert.public_key())
     except Exception as error:  # noqa: BLE001 - the library raises many kinds of errors for untrusted bytes
         raise AttestationError("chain", f"{noun} is no certificate ({type(error).__name__})") from None
     if len(result) > MAX_CERTIFICATES:
@@ -74,13 +74,13 @@ def require_chain(chain: Sequence[x509.Certificate], root: str, now: datetime, n
         raise AttestationError("root", f"the certificates of {noun} end at another root than the maker's")
     if authorities[0] or not all(authorities[1:]):
         raise AttestationError("chain", f"a certificate of {noun} has a role that it must not have")
-    for one in chain:
-        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
-            until = one.not_valid_after_utc
+    for cert in chain:
+        if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
+            until = cert.not_valid_after_utc
             raise AttestationError(
                 "expired",
-                f"a certificate of {noun} is valid from {one.not_valid_before_utc:%Y-%m-%d} to {until:%Y-%m-%d}, "
-                f"and the time is {now:%Y-%m-%d}",
+                f"a certificate of {noun} is valid from {cert.not_valid_before_utc:%Y-%m-%d} to "
+                f"{until:%Y-%m-%d}, and the time is {now:%Y-%m-%d}",
             )
 
 
@@ -115,8 +115,8 @@ def require_not_revoked(chain: Sequence[x509.Certificate], lists: Sequence[bytes
     for raw in lists:
         if len(raw) > MAX_BYTES:
             raise AttestationError("size", f"a revocation list has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
-        for index, (one, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
-            revoked = _says_revoked(raw, one, issuer, now)
+        for index, (cert, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
+            revoked = _says_revoked(raw, cert, issuer, now)
             if revoked:
                 name = issuer.subject.rfc4514_string()
                 raise AttestationError("revoked", f"a certificate of {noun} was revoked by {name}")

@@ -131,7 +131,7 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
-        width = max(len(one.source) for one in self.claims) if self.claims else 0
+        width = max(len(claim.source) for claim in self.claims) if self.claims else 0
         lines = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
         lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted.items()]
         lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
@@ -152,7 +152,7 @@ class Verdict:
             "attested": self.attested,
             "holds": self.holds,
             "ear.status": status if self.holds else "contraindicated",
-            "claims": [vars(one) for one in self.claims],
+            "claims": [vars(claim) for claim in self.claims],
             "refused": dict(self.refused),
             "accepted": dict(self.accepted),
             "still_seen": self.still_seen,

@@ -80,7 +80,7 @@ class HardwareEvidence:
                 raise AttestationError("kind", "the evidence is of an unknown kind or form")
             return cls(
                 raw["kind"], _bytes(raw["evidence"]),
-                {str(name): _bytes(one) for name, one in raw.get("collateral", {}).items()},
+                {str(name): _bytes(value) for name, value in raw.get("collateral", {}).items()},
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
                 tuple(nvidia.decoded(gpu) for gpu in lists["gpus"]),
                 tuple(map(_bytes, lists["references"])), tuple(map(_bytes, lists["gpu_revocation"])),
@@ -95,7 +95,7 @@ class HardwareEvidence:
         gpus = [{"arch": arch, "evidence": _text(raw), "certificate": _text(pem)} for raw, pem, arch in self.gpus]
         return json.dumps({
             "milkglass_evidence": 1, "kind": self.kind, "evidence": _text(self.raw), "form": self.form,
-            "collateral": {name: _text(one) for name, one in self.collateral.items()},
+            "collateral": {name: _text(value) for name, value in self.collateral.items()},
             "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
             "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
             "sealing": _text(self.sealing), "statement": _text(self.statement), "recorded": self.recorded,

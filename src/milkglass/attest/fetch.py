@@ -80,8 +80,10 @@ def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
 def status_requests(pem: bytes) -> Iterator[bytes]:
     """Yields a request of OCSP for each certificate of a GPU's chain below the root."""
     chain = certificates(pem, "a GPU's chain")
-    for one, issuer in zip(chain, chain[1:], strict=False):
-        yield ocsp.OCSPRequestBuilder().add_certificate(one, issuer, SHA384()).build().public_bytes(Encoding.DER)
+    for certificate, issuer in zip(chain, chain[1:], strict=False):
+        yield (
+            ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build().public_bytes(Encoding.DER)
+        )
 
 
 async def fetch(evidence: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:

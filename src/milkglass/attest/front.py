@@ -67,10 +67,15 @@ class Front:
                 yield
 
         headers = {STATE: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
-        work = [(PATH, "GET", self.evidence), *((path, one, self.forward) for path, one in passthrough.PATHS.items())]
+        work = [
+            (PATH, "GET", self.evidence),
+            *((path, method, self.forward) for path, method in passthrough.PATHS.items()),
+        ]
         if self.vault is not None:
             work.append((RELEASE, "POST", self.release))
-        routes = [Route(path, passthrough.answering(one, headers), methods=[method]) for path, method, one in work]
+        routes = [
+            Route(path, passthrough.answering(handler, headers), methods=[method]) for path, method, handler in work
+        ]
         return Starlette(routes=routes, lifespan=running)
 
     async def evidence(self, request: Request) -> Response:

@@ -108,7 +108,9 @@ def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
     else:
         words = f"Intel calls its firmware and microcode {status} ({date})"
         lines.append(weak("tcb", words, f"status {status}", "vendor states"))
-    lines += [weak("advisory", f"{one} applies", one, "vendor states") for one in claims["tcb"]["advisory_ids"]]
+    lines += [
+        weak("advisory", f"{advisory} applies", advisory, "vendor states") for advisory in claims["tcb"]["advisory_ids"]
+    ]
     for name, (weakness, words) in PLATFORM.items():
         if platform["pck"][name] == "True":
             lines.append(weak(weakness, words, weakness, "vendor states"))

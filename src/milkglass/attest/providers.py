@@ -102,7 +102,7 @@ def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: date
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = keyset.get("tls_public_keys")
     records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    names = [one for one in records if one.get("domain") in (None, "", host)]
+    names = [record for record in records if record.get("domain") in (None, "", host)]
     if not any(name.get("spki_sha256") == spki.hex() for name in names):
         raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
 

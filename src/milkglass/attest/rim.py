@@ -81,8 +81,8 @@ def _parsed(raw: bytes) -> Any:
         raise AttestationError("rim", f"a reference manifest is no XML ({type(error).__name__})") from None
     if root.getroottree().docinfo.doctype:
         raise AttestationError("rim", "a reference manifest has a document type")
-    for number, one in enumerate(root.iter()):
-        if number > MAX_ELEMENTS or sum(1 for _ in one.iterancestors()) > MAX_DEPTH:
+    for number, element in enumerate(root.iter()):
+        if number > MAX_ELEMENTS or sum(1 for _ in element.iterancestors()) > MAX_DEPTH:
             raise AttestationError("size", "a reference manifest has too many elements, or is too deep")
     return root
 
@@ -92,7 +92,9 @@ def _chain(root: Any) -> list[x509.Certificate]:
     signatures = root.findall(f".//{DSIG}Signature")
     if len(signatures) != 1 or signatures[0].getparent() is not root:
         raise AttestationError("rim", f"a reference manifest has {len(signatures)} signatures in other places than one")
-    texts = [one.text or "" for one in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")]
+    texts = [
+        element.text or "" for element in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")
+    ]
     try:
         chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
     except binascii.Error:

@@ -113,7 +113,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     require_chain(chain, ROOTS[product], now, f"the {product} processor")
     r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED, SIGNED + 72))
     require_signed(leaf.public_key(), r, s, raw[:SIGNED], "the report")
-    lists = [one for name, one in collateral.items() if name.startswith("crl")]
+    lists = [value for name, value in collateral.items() if name.startswith("crl")]
     current = require_not_revoked(chain, lists, now, "the processor")
     tcb = versions(report.reported, product)
     _require_key_of(report, leaf, tcb, product)
@@ -125,8 +125,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
 
 def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
     """Returns the chain in order and the product, by the root's name. Other authorities in a file are left out."""
-    issuer = next((one for one in certificates if one.subject == leaf.issuer and one.subject != one.issuer), None)
-    root = None if issuer is None else next((one for one in certificates if one.subject == issuer.issuer), None)
+    issuer = next((cert for cert in certificates if cert.subject == leaf.issuer and cert.subject != cert.issuer), None)
+    root = None if issuer is None else next((cert for cert in certificates if cert.subject == issuer.issuer), None)
     if issuer is None or root is None:
         raise AttestationError("chain", "the processor's key is not issued by one of the given certificates")
     names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]

@@ -105,7 +105,7 @@ def certificate_table(raw: bytes) -> dict[str, bytes]:
             certificates[TABLE[name]] = raw[start : start + length]
     if {"ask", "ark"} <= certificates.keys():
         certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
-    return {name: one for name, one in certificates.items() if name not in ("ask", "ark")}
+    return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
 
 
 def _pem(der: bytes) -> bytes:
@@ -185,8 +185,8 @@ class EvidenceSource:
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
     manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
-    revoked = [one for name, one in files.items() if name.startswith(GPU_REVOCATION)]
-    other_files = {name: one for name, one in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
+    revoked = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
+    other_files = {name: file for name, file in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
     return replace(
         evidence, collateral={**other_files, **evidence.collateral}, references=(*evidence.references, *manifests),
         gpu_revocation=(*evidence.gpu_revocation, *revoked),

@@ -84,7 +84,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
-    usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
+    usage.rated(path, {name: float(value) for name, value in asdict(rate).items()})
 
 
 def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
@@ -94,4 +94,4 @@ def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
     symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER] if key.info.kind == "decoder" else []
-    return [f"  {one}" for one in [symbols, *(rate_words(rate) if rate else []), *use]]
+    return [f"  {line}" for line in [symbols, *(rate_words(rate) if rate else []), *use]]

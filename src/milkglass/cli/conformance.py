@@ -28,9 +28,9 @@ def conformance(
     failures = [result for result in results if result.failure is not None]
     emit(
         as_json,
-        {"package": package, "passed": not failures, "checks": [asdict(one) for one in results]},
+        {"package": package, "passed": not failures, "checks": [asdict(result) for result in results]},
         f"{package}: {len(results) - len(failures)} of {len(results)} checks passed",
     )
     if failures:
-        names = ", ".join(sorted({one.entry for one in failures}))
+        names = ", ".join(sorted({failure.entry for failure in failures}))
         raise PluginError(f"{package} fails in: {names}", "the lines above say what each check found")

@@ -98,15 +98,16 @@ def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> No
 def _list(as_json: bool) -> None:
     from milkglass.rows.sets.catalogue import SETS
 
-    source_of = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
+    source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in SETS.values()}
     result = [
-        {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
-         "metrics": list(one.metrics), "licence": one.licence, "published": source_of[one.name]}
-        for one in SETS.values()
+        {"name": entry.name, "task": entry.task, "splits": list(entry.splits), "labels": list(entry.labels),
+         "about": entry.about, "metrics": list(entry.metrics), "licence": entry.licence,
+         "published": source_of[entry.name]}
+        for entry in SETS.values()
     ]  # fmt: skip
     head = ("name", "task", "splits", "published", "licence", "about")
     rows = [
-        (one.name, one.task, ", ".join(one.splits), source_of[one.name], one.licence, one.about)
-        for one in SETS.values()
+        (entry.name, entry.task, ", ".join(entry.splits), source_of[entry.name], entry.licence, entry.about)
+        for entry in SETS.values()
     ]
     emit(as_json, {"data_sets": result}, table([head, *rows]))

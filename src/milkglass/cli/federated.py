@@ -155,7 +155,7 @@ def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     """How long a selection by hidden states will take, by that of a few texts, which are done again later."""
     from milkglass.rows.examples import read_examples
 
-    texts = sorted((one.text for source in sources for one in read_examples(source)), key=len)
+    texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)
     if as_json or ghost.selection.way != "states" or len(texts) < FEW:
         return
     sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
@@ -249,9 +249,9 @@ def run(
         "shield": defence.name, "shield_parameters": name_and_parameters(defence),
         "shield_guarantee": promised(defence.guarantee, seed is not None),
         "shield_spent": promised(defence.spent(len(state.done)), seed is not None),
-        "ghost_reports": {one.name: report_of(one.folder) for one in prepared_sites},
-        "missing": [list(one.missing) for one in state.done], "update_lengths": [one.length for one in state.done],
-        "losses": [one.loss for one in state.done],
+        "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
+        "missing": [list(record.missing) for record in state.done],
+        "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],
         "weights": str(state.place), "seconds": round(time.monotonic() - begin, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
@@ -264,9 +264,9 @@ def _page(document: dict[str, Any], training: FederatedRun, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    for number, one in enumerate(training.done, start=1):
-        loss = "unknown" if one.loss is None else f"{one.loss:.4f}"
-        rows.append((str(number), loss, f"{one.length:.4g}", ", ".join(one.missing) or "none"))
+    for number, record in enumerate(training.done, start=1):
+        loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
+        rows.append((str(number), loss, f"{record.length:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
         crossing = f"ghost, selection {document['selection']}"

@@ -94,7 +94,7 @@ def _leakage(
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
     """Attacks the updates of a site, and returns the figures and what was read."""
-    names = None if attacks is None else [one.strip() for one in attacks.split(",")]
+    names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
@@ -156,8 +156,8 @@ def _source(public: DataFile | None) -> PublicSource:
     if public is None:
         return PublicSource()
     texts = [
-        " ".join([one.text, one.pair or "", *(message["content"] for message in one.messages)]).strip()
-        for one in examples_of(public)
+        " ".join([example.text, example.pair or "", *(message["content"] for message in example.messages)]).strip()
+        for example in examples_of(public)
     ]
     return PublicSource(texts, public.name)
 
@@ -175,7 +175,7 @@ def _write(
     if out is not None:
         files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
-        files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in texts_read))
+        files.write(readings, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts_read))
     if page is not None:
         files.write(page, render(result, texts_read))
 
@@ -191,7 +191,7 @@ def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
 def _table(result: UpdateAudit) -> str:
     head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
     columns = len(head) if result.ghost else 3
-    return table([head[:columns], *(_row(one)[:columns] for one in result.done)])
+    return table([head[:columns], *(_row(outcome)[:columns] for outcome in result.done)])
 
 
 def _row(one: UpdateResult) -> tuple[str, ...]:

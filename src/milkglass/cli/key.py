@@ -60,7 +60,7 @@ def status(
     thresholds = [
         {"attacker": attacker, "share": share, "tokens": tokens} for attacker, share, tokens in spent.passed()
     ]
-    fields = {name: one for name, one in asdict(spent).items() if one or name not in ("rate", "audits")}
+    fields = {name: value for name, value in asdict(spent).items() if value or name not in ("rate", "audits")}
     emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(spent))
 
 
@@ -123,7 +123,7 @@ def usage_text(spent: usage.Usage) -> str:
         spread = sum(spent.jobs.values())
         cipher_words = "" if spent.rate else ", each its own cipher"
         lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {spread:,} tokens{cipher_words}")
-        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in spent.jobs.items())]))
+        lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in spent.jobs.items())]))
     if spent.rate:
         return "\n".join([*lines, ALIKE if spent.rate.get("epsilon") else SEPARATE, *audits(spent)])
     lines += audits(spent)
@@ -232,7 +232,7 @@ def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson =
     emit(
         as_json,
         document,
-        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(one)}" for name, one in document.items()),
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(value)}" for name, value in document.items()),
     )
 
 
@@ -259,7 +259,7 @@ def shown(unlocked: UnlockedKey) -> dict[str, Any]:
 def _word(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(
-            str(one) if name == "name" else f"{name}={one}" for name, one in value.items() if one is not None
+            str(item) if name == "name" else f"{name}={item}" for name, item in value.items() if item is not None
         )
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
@@ -317,8 +317,8 @@ def rotate(
 
     leftover_files = leftovers(key)
     unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
-    for one in leftover_files:
-        does = f"{one} cannot be removed: remove it" if one.exists() else f"removed {one}"
+    for leftover_file in leftover_files:
+        does = f"{leftover_file} cannot be removed: remove it" if leftover_file.exists() else f"removed {leftover_file}"
         note(f"{does}, which a command left that was ended while it wrote the key")
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")

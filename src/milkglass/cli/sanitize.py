@@ -232,8 +232,8 @@ def sanitize_by_ghost(
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     of_selection = [word for word in words if word.partition("=")[0] in SELECTION]
-    of_search = [one for one in words if one not in of_selection]
-    chosen_selection = read_words(Selection, [one.replace("selection=", "way=", 1) for one in of_selection], "ghost")
+    of_search = [word for word in words if word not in of_selection]
+    chosen_selection = read_words(Selection, [word.replace("selection=", "way=", 1) for word in of_selection], "ghost")
     search, selection = Search(**_search_of(of_search)), Selection(**chosen_selection)
     shape = read_shape(path, frozenset(also or ()), frozenset(keep or ()), delimiter=delimiter)
     plan = GhostJob.of(path, shape, out)

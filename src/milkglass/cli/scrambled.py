@@ -43,14 +43,14 @@ def verify(
     with bars(as_json) as stage:
         opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
         checks = check(base, opened.key, out, stage)
-    passed = all(one.passed for one in checks)
+    passed = all(result.passed for result in checks)
     emit(
         as_json,
-        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
-        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
+        {"out": str(out), "passed": passed, "checks": [asdict(result) for result in checks]},
+        "\n".join(f"{'ok  ' if result.passed else 'FAIL'}  {result.name}: {result.detail}" for result in checks),
     )
     if not passed:
-        failed_names = ", ".join(one.name for one in checks if not one.passed)
+        failed_names = ", ".join(result.name for result in checks if not result.passed)
         raise CorruptCheckpoint(
             f"{out} fails: {failed_names}", "don't upload it; make it again with `milkglass obfuscate`"
         )

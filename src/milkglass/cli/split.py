@@ -97,8 +97,11 @@ def classify(
         progress = stage("classify", len(rows))
         shares = half.classify(texts, pairs, info, answer, progress)
     results = [
-        Classified(client_info.names[int(one.argmax())], dict(zip(client_info.names, one.tolist(), strict=True)))
-        for one in shares
+        Classified(
+            client_info.names[int(probabilities.argmax())],
+            dict(zip(client_info.names, probabilities.tolist(), strict=True)),
+        )
+        for probabilities in shares
     ]
     show_classified(results, as_json)
 

@@ -109,7 +109,7 @@ class Vectorizers:
         parts = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
         joined = rows.joined()
         features: dict[Any, Any] = {
-            name: one.transform(joined).tocsr() for name, one in self.fitted.items() if name in parts
+            name: vectorizer.transform(joined).tocsr() for name, vectorizer in self.fitted.items() if name in parts
         }
         if "both" in names:
             features["both"] = sparse.hstack([features["words"], features["letters"]]).tocsr()
@@ -313,14 +313,14 @@ class LinearModel:
 
     def _mean(self, rows: Rows) -> Floats:
         """Returns (b, classes) log-probabilities of the mean, or (b, 1) the mean score."""
-        names = list(dict.fromkeys(one.candidate.features for one in self.members))
+        names = list(dict.fromkeys(member.candidate.features for member in self.members))
         matrices = self.vectorizers.of(rows, names)
         outputs = [
             _outputs(matrices[member.candidate.features], member.weights, member.bias) for member in self.members
         ]
         if self.regression:
             return np.mean(outputs, axis=0)
-        logs = [log_softmax(one.temperature * out, 1) for one, out in zip(self.members, outputs, strict=True)]
+        logs = [log_softmax(member.temperature * out, 1) for member, out in zip(self.members, outputs, strict=True)]
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 

@@ -97,8 +97,8 @@ def _words(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield from _words([*value, *value.values()])
     elif isinstance(value, list):
-        for one in value:
-            yield from _words(one)
+        for item in value:
+            yield from _words(item)
 
 
 def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def _map_ids(name: str, value: Any, sigma: Map) -> Any:
     if value is None:
         return None
     if isinstance(value, list):
-        mapped = [_map_ids(name, one, sigma) for one in value]
-        return [one for one in mapped if one is not None]
+        mapped = [_map_ids(name, item, sigma) for item in value]
+        return [item for item in mapped if item is not None]
     if isinstance(value, bool) or not isinstance(value, int):
         raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
     return sigma(value) if value >= 0 else None  # some configs write -1 for "none"
@@ -153,7 +153,7 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
     for name, value in config.items():
         if _is_id_key(name) and name not in ID_LISTS:
-            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
         elif isinstance(value, Mapping) and name.endswith("config"):
             yield from special_ids(value)
 
@@ -172,7 +172,7 @@ class ModelSampling:
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
         """Reads the content of generation_config.json."""
-        stated = {name: one for name, one in (generation or {}).items() if one is not None}
+        stated = {name: value for name, value in (generation or {}).items() if value is not None}
         values = {name: stated[name] for name in RANGES if name in stated and _fits(name, stated[name])}
         left_out = [name for name in RANGES if name in stated and name not in values]
         left_out += [name for name, neutral in OTHERS.items() if stated.get(name, neutral) != neutral]

@@ -139,10 +139,10 @@ class Session(AbstractContextManager["Session"]):
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
-            for one in self.remote.classify(model, encoded.ids[part], types):
-                label_names = names if sorted(names) == list(range(len(one.probabilities))) else {}
+            for prediction in self.remote.classify(model, encoded.ids[part], types):
+                label_names = names if sorted(names) == list(range(len(prediction.probabilities))) else {}
                 labels_fit = labels_fit and bool(label_names)
-                result = Classified.of(one, label_names, scale)
+                result = Classified.of(prediction, label_names, scale)
                 results.append(replace(result, cut=True) if len(results) in cut else result)
             progress(len(encoded.ids[part]))
         self._say_names(model, results, names, labels_fit, scale)
@@ -164,7 +164,7 @@ class Session(AbstractContextManager["Session"]):
 
     def _say_cut(self, texts: int, cut: Sequence[int], trained: int | None) -> None:
         """Says which texts are cut, and to what."""
-        numbers = [str(one + 1) for one in cut[:MAX_PLACES_SHOWN]]
+        numbers = [str(number + 1) for number in cut[:MAX_PLACES_SHOWN]]
         others = [f"{len(cut) - len(numbers):,} more"] if len(cut) > len(numbers) else []
         limit = f"{trained or self.codec.limit} tokens"
         as_ = "as the rows were that the model was trained with" if trained else "which is what the model takes"
@@ -330,7 +330,7 @@ class Session(AbstractContextManager["Session"]):
             paths, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
             self._notice(request.announced(first.rows))
             self.unlocked = self.unlocked.remember(request.numbers)
-            train, *validation_files = (self.remote.upload(one, stage) for one in paths)
+            train, *validation_files = (self.remote.upload(path, stage) for path in paths)
         job = self.remote.create_job(
             model, train, request.settings, validation_files[0] if validation_files else None, suffix
         )

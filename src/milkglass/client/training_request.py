@@ -125,7 +125,7 @@ class TrainingRequest:
             count = _held_out(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
             held_out = held_out_rows(key.root, key.model_digest, train.rows)
-            parts = tuple(TrainingPart(source, int(one.sum()), one) for one in (~held_out, held_out))
+            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~held_out, held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",

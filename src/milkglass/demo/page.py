@@ -48,17 +48,17 @@ class DemoResult:
 
     @property
     def correct(self) -> int:
-        return sum(one["label"] == one["truth"] for one in self.classified)
+        return sum(message["label"] == message["truth"] for message in self.classified)
 
     @property
     def answered(self) -> int:
-        return sum(one["answer"] == one["truth"] for one in self.generated)
+        return sum(text["answer"] == text["truth"] for text in self.generated)
 
     @property
     def ways(self) -> list[tuple[str, float, str]]:
         """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
         done = [way for way in self.compared["ways"] if way["state"] == "done"]
-        return [(one["title"], one["quality"]["value"], _read(one["reading"])) for one in done]
+        return [(way["title"], way["quality"]["value"], _read(way["reading"])) for way in done]
 
     def words(self) -> str:
         """Returns the result for the terminal."""

@@ -213,7 +213,7 @@ def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
     answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
-    return half, [{"text": row["text"], "truth": row["label"], "label": one["label"]} for row, one in pairs]
+    return half, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
 
 
 def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:

@@ -87,7 +87,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         except EnclaveError:
             self.close()
             raise
-        self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
+        self.measurement, self.holds = (
+            str(hello["measurement"]),
+            [str(protection) for protection in hello["holds"] if protection],
+        )
 
     def attest(self, measurement: str, verifier: QuoteVerifier | None = None) -> None:
         """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError.

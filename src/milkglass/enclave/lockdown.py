@@ -105,7 +105,7 @@ def seccomp_filter(machine: str) -> bytes:
     denied = [number for numbers in CALLS.values() if (number := numbers[index]) is not None]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, NUMBER)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
-    steps += [one for number in denied for one in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
+    steps += [instruction for number in denied for instruction in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
     for numbers, argument in OPENS.values():
         if (opens := numbers[index]) is not None:
             steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half

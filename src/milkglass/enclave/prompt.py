@@ -147,7 +147,10 @@ class _Layout:
         """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
         marks = {_Mark.drawn(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
-        marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
+        marked = [
+            {**_seen(message), "content": names.get(number, message["content"])}
+            for number, message in enumerate(messages)
+        ]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
         if absent := [number for mark, number in marks.items() if mark.core not in text]:
             raise _rewritten(f"leaves message {absent[0] + 1} out or rewrites it")

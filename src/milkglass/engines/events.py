@@ -37,7 +37,7 @@ def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLo
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
-    if not isinstance(content, list) or len(content) != count or not all(isinstance(one, dict) for one in content):
+    if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
     return taken_and_best(content, "token_id", most)
 
@@ -111,7 +111,7 @@ class EmbedsIds(IdsEngine):
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
         vectors = [row.get("embedding") for row in sorted(rows(answer), key=_index_of)]
-        if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in vectors):
+        if not all(isinstance(vector, list) and vector and all(map(is_number, vector)) for vector in vectors):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
         return [[float(number) for number in vector] for vector in vectors if vector is not None]
 

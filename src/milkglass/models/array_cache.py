@@ -75,8 +75,8 @@ class ArrayCache:
             arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
             arrays = {}
-        has_types = {name: one.dtype for name, one in arrays.items()} == {
-            name: np.dtype(one) for name, one in self.types.items()
+        has_types = {name: array.dtype for name, array in arrays.items()} == {
+            name: np.dtype(array) for name, array in self.types.items()
         }
         if not (has_types and stated == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(

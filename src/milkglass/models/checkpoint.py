@@ -233,7 +233,7 @@ def end_ids(folder: Path) -> frozenset[int]:
             numbers = read_model_json(folder / name).get("eos_token_id")
             if numbers is not None:
                 return frozenset(
-                    one for one in (numbers if isinstance(numbers, list) else [numbers]) if type(one) is int
+                    number for number in (numbers if isinstance(numbers, list) else [numbers]) if type(number) is int
                 )
     return frozenset()
 

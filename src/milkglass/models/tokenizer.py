@@ -137,11 +137,11 @@ class Tokenizer:
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
         result: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
         if self.token_types:
-            result["token_type_ids"] = [one.type_ids for one in encodings]
+            result["token_type_ids"] = [encoding.type_ids for encoding in encodings]
         if return_offsets_mapping:
-            result["offset_mapping"] = [one.offsets for one in encodings]
+            result["offset_mapping"] = [encoding.offsets for encoding in encodings]
         if return_special_tokens_mask:
-            result["special_tokens_mask"] = [one.special_tokens_mask for one in encodings]
+            result["special_tokens_mask"] = [encoding.special_tokens_mask for encoding in encodings]
         return {name: lists[0] for name, lists in result.items()} if is_single else result
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
@@ -202,7 +202,7 @@ class Tokenizer:
         """Returns the token of an id, or of each, or None for an id without one."""
         if np.ndim(ids) == 0:
             return self.backend_tokenizer.id_to_token(int(ids))
-        return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
+        return [self.backend_tokenizer.id_to_token(int(number)) for number in ids]
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -281,7 +281,7 @@ def _read(folder: Path) -> Tokenizer:
     result = Tokenizer(
         backend,
         special,
-        [str(one) for one in extra],
+        [str(token) for token in extra],
         chat_template=_templates(folder, settings),
         model_max_length=UNLIMITED if limit is None else limit,
         token_types=kind.token_types if names is None else "token_type_ids" in names,
@@ -313,7 +313,7 @@ def _special_tokens(
     if isinstance(tokens.get("extra_special_tokens"), dict):
         special_names |= tokens.pop("extra_special_tokens")
     if "added_tokens_decoder" in settings:
-        added = {int(number): AddedToken(**one) for number, one in settings["added_tokens_decoder"].items()}
+        added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
     else:
         for name, value in _optional(folder / "special_tokens_map.json").items():
             tokens[name] = _mapped(name, value, tokens)
@@ -330,7 +330,7 @@ def _special_tokens(
             added[number] = AddedToken(**added_token)
     if "additional_special_tokens" in tokens:
         tokens.setdefault("extra_special_tokens", tokens.pop("additional_special_tokens"))
-    by_text = {str(one): one for one in added.values()}
+    by_text = {str(token): token for token in added.values()}
     for name in NAMED_TOKENS:
         if tokens.get(name) is not None:
             tokens[name] = by_text.get(str(tokens[name]), tokens[name])
@@ -341,16 +341,16 @@ def _token(value: Any) -> Any:
     """Returns an entry in which each added token that JSON marks is an AddedToken."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
-            return AddedToken(**{name: one for name, one in value.items() if name != "__type"})
-        return {name: _token(one) for name, one in value.items()}
-    return [_token(one) for one in value] if isinstance(value, list) else value
+            return AddedToken(**{name: item for name, item in value.items() if name != "__type"})
+        return {name: _token(item) for name, item in value.items()}
+    return [_token(item) for item in value] if isinstance(value, list) else value
 
 
 def _mapped(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
     if name == "extra_special_tokens" and isinstance(value, list):
         extra = list(tokens.get(name) or [])
-        return extra + [one for one in map(_marked, value) if one not in extra]
+        return extra + [token for token in map(_marked, value) if token not in extra]
     return value if name == "extra_special_tokens" else _marked(value)
 
 
@@ -365,13 +365,17 @@ def _add(
     extra: Sequence[Any],
 ) -> None:
     """Adds the tokens of the files in the order of their ids, then further special ones."""
-    tokens: list[Any] = [one for _, one in sorted(added.items())]
-    present = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(one) for one in tokens}
-    for one in (*special_names.values(), *extra):
-        if str(one) not in present and one not in tokens:  # by text and flags, as transformers compares them
-            tokens.append(one)
-    special = {str(one) for one in special_names.values()}
-    additional = [AddedToken(one, special=True) if isinstance(one, str) else one for one in tokens]
+    tokens: list[Any] = [token for _, token in sorted(added.items())]
+    present = {token.content for token in backend.get_added_tokens_decoder().values()} | {
+        str(token) for token in tokens
+    }
+    for special_name in (*special_names.values(), *extra):
+        if (
+            str(special_name) not in present and special_name not in tokens
+        ):  # by text and flags, as transformers compares them
+            tokens.append(special_name)
+    special = {str(token) for token in special_names.values()}
+    additional = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
     for one in additional:
         one.special = one.special or str(one) in special
     if additional:
@@ -381,12 +385,12 @@ def _add(
 def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
-    files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
+    files |= {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     templates = {name: path.read_text("utf-8") for name, path in files.items()}
     if templates:
         return templates["default"] if list(templates) == ["default"] else templates
     stated = settings.get("chat_template")
-    return {one["name"]: one["template"] for one in stated} if isinstance(stated, list) else stated
+    return {token["name"]: token["template"] for token in stated} if isinstance(stated, list) else stated
 
 
 def _by_transformers(folder: Path) -> Tokenizer:

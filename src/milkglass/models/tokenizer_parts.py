@@ -191,7 +191,7 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
 
 
 def _special(tokenizer: Any) -> list[int]:
-    return [number for number, one in tokenizer.added_tokens_decoder.items() if one.special]
+    return [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
@@ -204,8 +204,8 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
     if part["type"] != "Sequence":
         yield part
         return
-    for one in part[name]:
-        yield from _flat(one, name)
+    for inner in part[name]:
+        yield from _flat(inner, name)
 
 
 def _normalizer_fault(part: Part, provider: bool) -> str:
@@ -245,13 +245,13 @@ def _end_fault(part: Part) -> str:
         return ""
     if part["type"] == "TemplateProcessing":
         orders = [
-            [one["Sequence"]["id"] for one in part[form] if "Sequence" in one] for form in ("single", "pair")
+            [step["Sequence"]["id"] for step in part[form] if "Sequence" in step] for form in ("single", "pair")
         ]  # fmt: skip
         if orders != [["A"], ["A", "B"]]:
             return "it repeats a text or leaves one out"
-        ids = {name: len(one["ids"]) for name, one in part["special_tokens"].items()}
+        ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
         added = max(
-            sum(ids.get(one["SpecialToken"]["id"], 0) for one in part[form] if "SpecialToken" in one)
+            sum(ids.get(step["SpecialToken"]["id"], 0) for step in part[form] if "SpecialToken" in step)
             for form in ("single", "pair")
         )
         return f"it puts {added} tokens around a text" if added > MOST_ADDED else ""

@@ -41,13 +41,13 @@ def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tenso
 
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(tensors, ChainMap):  # `overlaid`
-        return ChainMap(*(cast("dict[str, Any]", _headers(one)) for one in tensors.maps))
+        return ChainMap(*(cast("dict[str, Any]", _headers(mapping)) for mapping in tensors.maps))
     return tensors.checkpoint.tensors if isinstance(tensors, Stored) else tensors
 
 
 def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if isinstance(tensors, ChainMap):
-        return _mapped(next(one for one in tensors.maps if name in one), name)
+        return _mapped(next(mapping for mapping in tensors.maps if name in mapping), name)
     return tensors.checkpoint.mapped(name) if isinstance(tensors, Stored) else tensors[name]
 
 

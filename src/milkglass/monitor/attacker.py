@@ -62,7 +62,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def attacking() -> bool:
-    return any(one.name == THREAD for one in threading.enumerate())
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +160,9 @@ class LiveAttacker:
             attacks = {name: one for name, one in ATTACKS.items() if one.undoes == first}
             played = run(scene, attacks, None, self.running, seed=0)
             candidates = played.candidates
-            for one in played.played:
-                if one.guess is not None and one.guess.table is not None:
-                    self.readings.append(LiveReading(one.result.title, one.guess.table[:, 0], one.result.cut))
+            for attack in played.played:
+                if attack.guess is not None and attack.guess.table is not None:
+                    self.readings.append(LiveReading(attack.result.title, attack.guess.table[:, 0], attack.result.cut))
             show()
             if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.played):
                 break
@@ -172,7 +172,7 @@ class LiveAttacker:
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
         attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
-        observations = tuple(one for one in observed if not isinstance(one, Tokens))
+        observations = tuple(observation for observation in observed if not isinstance(observation, Tokens))
         transcript = replace(scene.transcript, observations=(*observations, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:

@@ -67,7 +67,7 @@ class ExchangeLog:
         self._clock, self._waiting = clock, asyncio.Event()
 
     def begin_exchange(self, ids: Ids) -> Received:
-        prompt = [int(one) for one in ids]
+        prompt = [int(token) for token in ids]
         self.count += 1
         one = Exchange(self.count, prompt, self._repeated(prompt), self.version)
         self.exchanges.append(one)
@@ -104,8 +104,8 @@ class ExchangeLog:
 
     def _repeated(self, prompt: list[int]) -> int:
         before = list(self.exchanges)[-COMPARED:]
-        shared = [(one, common_prefix(prompt, [*one.prompt, *one.answer])) for one in before]
-        return max((count for one, count in shared if count >= len(one.prompt)), default=0)
+        shared = [(exchange, common_prefix(prompt, [*exchange.prompt, *exchange.answer])) for exchange in before]
+        return max((count for exchange, count in shared if count >= len(exchange.prompt)), default=0)
 
     def _forget(self) -> None:
         id_count = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)

@@ -78,12 +78,12 @@ class TextViews:
         size = len(self.codec.inverse)
         names_of = self.codec.tokenizer.convert_ids_to_tokens
         spelt = pieces(self.codec, size)
-        return [one or names_of(number) or "" if self.codec.known[number] else "" for number, one in enumerate(spelt)]
+        return [text or names_of(number) or "" if self.codec.known[number] else "" for number, text in enumerate(spelt)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Drops the views of texts that belong to none of these exchanges."""
         kept = {exchange.number for exchange in exchanges}
-        self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
+        self._kept = {place: exchange for place, exchange in self._kept.items() if place[0] in kept}
 
     def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
         """Returns a text, with how much of it each reading has right."""
@@ -95,7 +95,7 @@ class TextViews:
             self.made += 1
             true, ordinary = self.codec.inverse[text.ids], self.codec.inverse[text.ordinary]
             text.hits = {reading: int((reading.table[text.ids] == true).sum()) for reading in readings}
-            text.right = {one: int((one.table[text.ordinary] == ordinary).sum()) for one in readings}
+            text.right = {reading: int((reading.table[text.ordinary] == ordinary).sum()) for reading in readings}
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
@@ -135,7 +135,7 @@ class TextViews:
             return []
         true = self.codec.inverse[ids]
         columns = (true.tolist(), reading.table[ids].tolist(), self.codec.visible[true].tolist())
-        marked = [self._marked(*one) for one in zip(*columns, strict=True)]
+        marked = [self._marked(*run) for run in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
 
     def _marked(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
@@ -188,14 +188,14 @@ class MonitorView:
             "models": [{"name": model.name, "kind": model.kind or "decoder"} for model in self.backend.models],
             "engine": upstream.engine.name,
             "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
-            "speed": next((one.speed for one in reversed(exchanges) if one.speed), 0.0),
+            "speed": next((exchange.speed for exchange in reversed(exchanges) if exchange.speed), 0.0),
             "key": self._key(),
             "attack": self._attack(reading, [text for _, texts in counted_exchanges for text in texts]),
             "count": log.count,
             "misspelt": self.backend.memory.misspelt,
-            "kept": [one.number for one in exchanges],
+            "kept": [exchange.number for exchange in exchanges],
         }
-        rendered = await self._rendered([one for one in counted_exchanges if one[0].number in changed], reading)
+        rendered = await self._rendered([pair for pair in counted_exchanges if pair[0].number in changed], reading)
         return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(rendered)}]}}'
 
     async def _counted(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
@@ -209,8 +209,8 @@ class MonitorView:
 
     async def _rendered(self, counted_exchanges: Counted, reading: LiveReading | None) -> list[str]:
         result = []
-        for one, texts in counted_exchanges:
-            parts = [f'"number":{one.number},"repeated":{one.repeated}']
+        for exchange, texts in counted_exchanges:
+            parts = [f'"number":{exchange.number},"repeated":{exchange.repeated}']
             for side, text in zip(SIDES, texts, strict=True):
                 count = self.texts.made
                 parts.append(f'"{side}":{self.texts.rendered(text, reading)}')

@@ -103,10 +103,10 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
     number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
-            async for one in events:
+            async for item in events:
                 number += 1
                 yield event(
-                    json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if done_event else one["type"]
+                    json.dumps(item, ensure_ascii=False, separators=(",", ":")), None if done_event else item["type"]
                 )
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
@@ -126,7 +126,7 @@ async def health() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [_model(one.name) for one in _backends(request).models]})
+    return JSONResponse({"object": "list", "data": [_model(model.name) for model in _backends(request).models]})
 
 
 @router.get("/v1/models/{name:path}")

@@ -79,10 +79,7 @@ class Backend:
         )
         missing = [*(name for name in defaults.values if name not in drawn), *defaults.left_out]
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
-        return [
-            f"sampling of {names}, where an application leaves it open: {origin}",
-            *([left_out] if missing else []),
-        ]
+        return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def chat(
@@ -265,7 +262,7 @@ def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
 
 def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> None:
     """Raises ModelNotFound for the first requested name that the engine does not serve."""
-    names = {one.name for one in served}
+    names = {model.name for model in served}
     if absent := [name for name in requested if name not in names]:
         raise ModelNotFound(f"the engine serves no model {absent[0]}", f"it serves: {names_shown(served)}")
 
@@ -284,9 +281,9 @@ async def connected(
     """
     own_models = await _served(codec, upstream, requested)
     warnings = [
-        f"the engine does not say with which key {one.name} was scrambled: it is taken to be this one"
-        for one in own_models
-        if one.key_id is None
+        f"the engine does not say with which key {own_model.name} was scrambled: it is taken to be this one"
+        for own_model in own_models
+        if own_model.key_id is None
     ]
     return Backend(codec, upstream, own_models, observer or NoObserver()), warnings
 
@@ -302,11 +299,11 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
         raise ModelNotFound(
             f"{upstream.url} serves no model", "upload one with `milkglass upload`; is --engine the right one?"
         )
-    for one in served:
-        if one.owner in ENGINES and one.owner != upstream.engine.name:
+    for model in served:
+        if model.owner in ENGINES and model.owner != upstream.engine.name:
             raise UsageError(
-                f"{upstream.url} is a server of {one.owner}, not of {upstream.engine.name}",
-                f"give --engine {one.owner}",
+                f"{upstream.url} is a server of {model.owner}, not of {upstream.engine.name}",
+                f"give --engine {model.owner}",
             )
     require_served(requested, served)
     selected = [one for one in served if not requested or one.name in requested]
@@ -338,20 +335,20 @@ class Backends:
 
     @property
     def models(self) -> list[ServedModel]:
-        return [model for one in self.each for model in one.models]
+        return [model for backend in self.each for model in backend.models]
 
     def of(self, name: str) -> Backend:
         """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
         shown = names_shown(self.models)
         if not name and self.keys > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
-        for one in self.each:
-            if not name or name in [model.name for model in one.models]:
-                return one
+        for backend in self.each:
+            if not name or name in [model.name for model in backend.models]:
+                return backend
         raise no_such_model(name, self.models)
 
     async def close(self) -> None:
-        for upstream in {id(one.upstream): one.upstream for one in self.each}.values():
+        for upstream in {id(backend.upstream): backend.upstream for backend in self.each}.values():
             await upstream.close()
 
 
@@ -405,7 +402,9 @@ def _owner(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey 
     candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
     if len(candidates) != 1:
         whose = (
-            "none of the keys knows" if not candidates else f"{' and '.join(one.file for one in candidates)} both know"
+            "none of the keys knows"
+            if not candidates
+            else f"{' and '.join(candidate.file for candidate in candidates)} both know"
         )
         raise KeyForOtherModel(
             f"{whose} the model {model.name}, and the engine's word does not choose a key: it is not offered",

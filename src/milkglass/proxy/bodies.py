@@ -71,7 +71,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as 
 
 def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     """Returns whether a value is one of several, where True is not 1 and False is not 0."""
-    return any(type(value) is type(one) and value == one for one in choices)
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def _known(value: Any) -> Any:
@@ -87,16 +87,16 @@ def _known(value: Any) -> Any:
     if LOGPROBS in (included or ()):
         value = {"top_logprobs": 0, **value}
     fields = {
-        name: one
-        for name, one in value.items()
-        if name not in IGNORED and one is not None and not _is_one_of(one, UNSET.get(name, ()))
+        name: item
+        for name, item in value.items()
+        if name not in IGNORED and item is not None and not _is_one_of(item, UNSET.get(name, ()))
     }
     fields |= {name: None for name in LIMITS if _is_one_of(fields.get(name), (-1,))}
     for name, (reason, nothing) in PRIVATE.items():
         if name in fields and not _is_one_of(fields.pop(name), nothing):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
     if isinstance(fields.get("stop"), list):
-        fields["stop"] = [one for one in fields["stop"] if not _is_one_of(one, ("", None))]
+        fields["stop"] = [stop for stop in fields["stop"] if not _is_one_of(stop, ("", None))]
     return fields
 
 

@@ -60,8 +60,8 @@ class ChatExchange:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
         calls = [0] * len(self.replies)
-        for one in self.replies:
-            yield {**head, "choices": [_chunk(one.index, {"role": "assistant", "content": ""})]}
+        for each in self.replies:
+            yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
         async with aclosing(merged(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if piece is None:
@@ -182,7 +182,7 @@ def _token_logprobs(logprobs: Sequence[Logprobs], offset: int) -> dict[str, Any]
     return {
         "tokens": [taken.token for taken, _ in logprobs],
         "token_logprobs": [taken.logprob for taken, _ in logprobs],
-        "top_logprobs": [{one.token: one.logprob for one in (taken, *top)} for taken, top in logprobs],
+        "top_logprobs": [{token.token: token.logprob for token in (taken, *top)} for taken, top in logprobs],
         "text_offset": [*accumulate((len(taken.token) for taken, _ in logprobs[:-1]), initial=offset)],
     }
 
@@ -195,7 +195,7 @@ async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
             "send texts; in LangChain with check_embedding_ctx_length=False",
         )
-    rows = backend.encoded([str(one) for one in texts])
+    rows = backend.encoded([str(text) for text in texts])
     vectors = await backend.embeddings(body.model, rows)
     token_count = sum(map(len, rows))
     return {

@@ -87,7 +87,7 @@ class LocalGuard:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
         if self._expected:
             header = headers.get(b"authorization", b"")
-            if path in OPEN or any(hmac.compare_digest(header, one) for one in self._expected):
+            if path in OPEN or any(hmac.compare_digest(header, value) for value in self._expected):
                 return None
             hint = "it is in the file of --api-key-file, or was printed when the proxy started"
             return Unauthorized("the API key is wrong", hint)

@@ -51,8 +51,8 @@ class Observers:
         exchanges = [observer.begin_exchange(ids) for observer in self.observers]
 
         def received(ids: Ids) -> None:
-            for one in exchanges:
-                one(ids)
+            for exchange in exchanges:
+                exchange(ids)
 
         return received
 

@@ -86,14 +86,16 @@ def _joined(document: dict[str, Any]) -> dict[str, Any]:
 
 def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
     """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
-    unknown_fields = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
+    unknown_fields = [
+        ".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"
+    ]
     if unknown_fields:
         field_names = ", ".join(name for name in kind.model_fields)
         name = unknown_fields[0][:60]
         return UsageError(
             f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
         )
-    private = any(one["type"] == "not_private" for one in error.errors())
+    private = any(fault["type"] == "not_private" for fault in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
     parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None

@@ -113,8 +113,8 @@ class Reply:
         stops = StopStrings(question.stops)
         sections = Sections(question.format, question.tools, question.reasons, question.kind)
         names, pending = TokenNames(self.codec), list[Logprobs]()
-        for one in self._read(sections.push(question.begun)):
-            yield one
+        for piece in self._read(sections.push(question.begun)):
+            yield piece
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 text = stops.push(self._text(decoder, chunk))
@@ -154,7 +154,9 @@ class Reply:
     def _require(self, chunk: IdsChunk) -> None:
         """Raises RemoteError for an id that the model does not have."""
         size = len(self.codec.inverse)
-        if any(one >= size for one in chunk.ids) or any(one.id >= size for row in chunk.logprobs for one in row):
+        if any(token >= size for token in chunk.ids) or any(
+            token.id >= size for row in chunk.logprobs for token in row
+        ):
             raise RemoteError("the engine answered an id that the model does not have", "is it the key's model?")
         if chunk.logprobs and [row[0].id for row in chunk.logprobs] != list(chunk.ids):
             raise RemoteError("the engine's log-probabilities are of other tokens than its answer", "don't trust it")

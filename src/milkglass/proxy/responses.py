@@ -30,7 +30,7 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
     for number, item in enumerate(body.input, 1):
         kind = item.get("type", "message")
         if kind == "message":
-            messages.append({name: one for name, one in item.items() if name not in OF_ITEMS})
+            messages.append({name: value for name, value in item.items() if name not in OF_ITEMS})
         elif kind == "function_call":
             _add_call(messages, item)
         elif kind == "function_call_output":

@@ -87,8 +87,8 @@ def run(
             raise
         for warning in warnings:
             notice(f"warning: {warning}")
-        for one in backends.each:
-            for line in one.about_sampling():
+        for backend in backends.each:
+            for line in backend.about_sampling():
                 notice(line)
         names = [model.name for model in backends.models]
         async with AsyncExitStack() as running:

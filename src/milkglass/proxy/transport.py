@@ -160,8 +160,8 @@ class _Local:
                 backends, warnings = await all_connected(self.upstream, [key], self.models)
                 for warning in warnings:
                     self.notice(f"warning: {warning}")
-                for one in backends.each:
-                    for line in one.about_sampling():
+                for backend in backends.each:
+                    for line in backend.about_sampling():
                         self.notice(line)
                 await self._open.enter_async_context(counter.running())
                 self._app = create_app(backends)

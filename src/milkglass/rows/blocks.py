@@ -253,16 +253,18 @@ def _size(row: Any) -> int:
 
 
 def _messages(place: Place, value: Any, missing_names: set[str], roles: frozenset[str]) -> list[Slot]:
-    if not isinstance(value, list) or not all(isinstance(one, dict) and _has_content(one) for one in value):
+    if not isinstance(value, list) or not all(isinstance(message, dict) and _has_content(message) for message in value):
         raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
-    missing_names.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
-    if roles and not all(isinstance(one.get("role"), str) for one in value):
+    missing_names.update(f"messages.{name}" for message in value for name in message if name not in ("role", "content"))
+    if roles and not all(isinstance(message.get("role"), str) for message in value):
         raise CodecError(f"{place} has a message without a role", "leave out --role, or give each message one")
-    kept_messages = [one for one in value if roles and one.get("role") not in roles]
+    kept_messages = [message for message in value if roles and message.get("role") not in roles]
     if kept_messages and len(kept_messages) == len(value):
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
-    missing_names.update(f"messages.{_role(one['role'])}" for one in kept_messages)
-    return [slot for one in value if not any(one is other for other in kept_messages) for slot in _contents(one)]
+    missing_names.update(f"messages.{_role(kept_message['role'])}" for kept_message in kept_messages)
+    return [
+        slot for message in value if not any(message is other for other in kept_messages) for slot in _contents(message)
+    ]
 
 
 def _role(name: str) -> str:
@@ -273,12 +275,12 @@ def _has_content(message: dict[str, Any]) -> bool:
     """Returns whether a message has text, parts that are texts, or calls of tools without text."""
     content = message.get("content")
     if isinstance(content, list):
-        return all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content)
+        return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
     return isinstance(content, str) or (missing(content) and bool(message.get("tool_calls")))
 
 
 def _contents(message: dict[str, Any]) -> list[Slot]:
     content = message.get("content")
     if isinstance(content, list):
-        return [(one, "text") for one in content]
+        return [(part, "text") for part in content]
     return [(message, "content")] if isinstance(content, str) else []

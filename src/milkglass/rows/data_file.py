@@ -153,7 +153,7 @@ class DataFile:
         """Returns the columns of a question and its answer, and the words before the question, or None."""
         if self.named or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
             return None
-        return next((one for one in ANSWERED if {*one[:2]} <= {*row}), None)
+        return next((names for names in ANSWERED if {*names[:2]} <= {*row}), None)
 
     def label_column(self, row: Collection[str]) -> str | None:
         return self.label or matching_name(row, LABELS, self.named)

@@ -399,8 +399,8 @@ def conversation_at(
 def _without_gaps(value: Any) -> Any:
     """Returns a value without fields that are null: in Parquet each object has the fields of all others."""
     if isinstance(value, Mapping):
-        return {name: _without_gaps(one) for name, one in value.items() if one is not None}
-    return [_without_gaps(one) for one in value] if isinstance(value, list) else value
+        return {name: _without_gaps(item) for name, item in value.items() if item is not None}
+    return [_without_gaps(item) for item in value] if isinstance(value, list) else value
 
 
 def _instructed(place: Place, row: Row) -> tuple[Message, ...]:

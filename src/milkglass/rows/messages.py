@@ -48,7 +48,7 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     result = [_message(number, one) for number, one in enumerate(messages, 1)]
     for number, (original, message) in enumerate(zip(messages, result, strict=True), 1):
         named_fields = [
-            name for name, one in _nonempty(original).items() if name not in SAYS_NOTHING and one is not False
+            name for name, item in _nonempty(original).items() if name not in SAYS_NOTHING and item is not False
         ]
         _require_known(named_fields, MESSAGE_FIELDS[message["role"]], f"message {number}")
     return result
@@ -68,10 +68,10 @@ def _message(number: int, value: Mapping[str, Any]) -> Message:
     if calls is not None and not isinstance(calls, list):
         raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
     if calls:
-        message["tool_calls"] = [_call(number, one) for one in calls]
+        message["tool_calls"] = [_call(number, call) for call in calls]
     if role == "assistant":
         thoughts = [value[name] for name in ("reasoning_content", "reasoning") if value.get(name)]
-        if any(not isinstance(one, str) or one != thoughts[0] for one in thoughts):
+        if any(not isinstance(thought, str) or thought != thoughts[0] for thought in thoughts):
             raise UsageError(f"message {number} has a reasoning that is not one text", "give reasoning_content alone")
         if thoughts:
             message["reasoning_content"] = thoughts[0]
@@ -142,20 +142,20 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True)
         UsageError: an entry is no function, or has a field that would be ignored.
     """
     tools = []
-    for one in requested or ():
-        nested = one.get("function")
-        function = nested if isinstance(nested, Mapping) else one
-        if one.get("type") != "function" or not isinstance(function.get("name"), str):
+    for tool in requested or ():
+        nested = tool.get("function")
+        function = nested if isinstance(nested, Mapping) else tool
+        if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
         allowed = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
         named_fields = [
             name for name, value in _nonempty(function).items() if name not in SAYS_NOTHING and value is not False
         ]
-        _require_known(named_fields, [*allowed, "type"] if function is one else allowed, "a tool's function")
-        if function is not one:
-            _require_known({*_nonempty(one)} - SAYS_NOTHING, ("type", "function"), "a tool")
+        _require_known(named_fields, [*allowed, "type"] if function is tool else allowed, "a tool's function")
+        if function is not tool:
+            _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
         fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
-        if not all(isinstance(one, FUNCTION_FIELDS[name]) for name, one in fields.items()):
+        if not all(isinstance(field_, FUNCTION_FIELDS[name]) for name, field_ in fields.items()):
             raise UsageError(
                 "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
             )
@@ -180,15 +180,17 @@ def conversation_of(
         EmptyText: a message has no content.
     """
     row = (
-        {column: row[column]} if ignore_other_columns else {name: one for name, one in row.items() if not missing(one)}
+        {column: row[column]}
+        if ignore_other_columns
+        else {name: item for name, item in row.items() if not missing(item)}
     )
     allowed = [column if name == "messages" else name for name in ROW_FIELDS]
     _require_known(row, allowed, "the row", f", or read the conversation alone: --text-column {column}")
     turns = _list_of(row.get(column))
-    if not turns or not all(isinstance(one, Mapping) for one in turns):
+    if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
-    cleaned = [{name: one for name, one in turn.items() if not missing(one)} for turn in turns]
-    messages = [_turn(number, one, trained) for number, one in enumerate(cleaned, 1)]
+    cleaned = [{name: item for name, item in turn.items() if not missing(item)} for turn in turns]
+    messages = [_turn(number, message, trained) for number, message in enumerate(cleaned, 1)]
     tools = tools_of(_tools(row.get("tools")), strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
         raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
@@ -236,7 +238,7 @@ def _require_parts(number: int, value: Mapping[str, Any]) -> None:
 
 def _nonempty(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not empty."""
-    return {name: one for name, one in value.items() if not missing(one) and one not in ([], {})}
+    return {name: item for name, item in value.items() if not missing(item) and item not in ([], {})}
 
 
 def _require_answer(messages: Sequence[Message]) -> None:

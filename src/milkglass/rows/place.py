@@ -61,7 +61,7 @@ Rows = Iterator[tuple[Place, Row]]
 
 def listed(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
-    numbers = [str(one.number) for one in places[:MAX_PLACES_SHOWN]]
+    numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
     left_out = len(places) - len(numbers)
     if len(places) == 1:
         return f"{places[0].noun} {numbers[0]}"
@@ -117,7 +117,7 @@ def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     if len(below) < LEAST_BELOW:
         return False
     return any(
-        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(one[index].strip()) for one in below)
+        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(row[index].strip()) for row in below)
         for index, name in enumerate(first)
     )
 
@@ -156,7 +156,7 @@ def _plain(name: str) -> str:
 
 def shown_name(name: str) -> str:
     """Returns a name for a message: printable, on one line, of bounded length."""
-    line = "".join(one if one.isprintable() else "\ufffd" for one in name)
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
     return line if len(line) <= MAX_NAME_SHOWN else f"{line[:MAX_NAME_SHOWN]}..."
 
 

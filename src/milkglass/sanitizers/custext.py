@@ -68,9 +68,9 @@ class WordGroups:
         group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
         rows = directions(vectors) if metric == "cosine" else vectors
-        for number, one in enumerate(result):
-            group[one], members[number, : len(one)] = number, one
-            scores[one, : len(one)] = normalised(_all_pairs(rows[one].astype(np.float64), metric))
+        for number, row in enumerate(result):
+            group[row], members[number, : len(row)] = number, row
+            scores[row, : len(row)] = normalised(_all_pairs(rows[row].astype(np.float64), metric))
         return cls(group, members, scores)
 
     @property

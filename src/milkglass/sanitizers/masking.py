@@ -55,11 +55,11 @@ def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ..
         raise UsageError(
             f"a text has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be masked", "split it into paragraphs"
         )
-    results = [one for one in analyzer().analyze(text, language="en") if one.score >= min_score]
+    results = [entity for entity in analyzer().analyze(text, language="en") if entity.score >= min_score]
     spans: list[tuple[int, int, str]] = []
-    for one in sorted(results, key=lambda it: (-it.score, it.start - it.end, it.start)):
-        if all(one.end <= start or end <= one.start for start, end, _ in spans):
-            spans.append((one.start, one.end, one.entity_type))
+    for result in sorted(results, key=lambda it: (-it.score, it.start - it.end, it.start)):
+        if all(result.end <= start or end <= result.start for start, end, _ in spans):
+            spans.append((result.start, result.end, result.entity_type))
     return tuple(sorted(spans))
 
 

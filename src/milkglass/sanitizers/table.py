@@ -151,8 +151,8 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
         requested = [prefix + text for _, text in likely]
         encodings = tokenizer(requested, add_special_tokens=False)["input_ids"] if requested else []
         is_whole = [encoding == [i] for (i, _), encoding in zip(likely, encodings, strict=True)]
-        for (i, text), one in zip(likely, is_whole, strict=True):
-            if one:
+        for (i, text), fits in zip(likely, is_whole, strict=True):
+            if fits:
                 rows.setdefault(text, i)
         likely = [candidate for candidate, one in zip(likely, is_whole, strict=True) if not one]
     result = dict(sorted(rows.items(), key=lambda item: item[1]))

@@ -136,7 +136,7 @@ class TextSanitizer:
 
     def __post_init__(self) -> None:
         is_word = is_whole_word if self.splitting == "whole" else words.is_word
-        if bad := sum(not is_word(one) for one in self.allow):
+        if bad := sum(not is_word(word) for word in self.allow):
             raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
 
     def text(self, text: str, stream: Stream) -> str:
@@ -158,12 +158,12 @@ class TextSanitizer:
         after = codes.copy()
         after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), stream)
         spelled, kept = self.sanitizer.table.words, self.reader.kept
-        out = [spelled[one] if one >= 0 else kept[KEPT - one] for one in after.tolist()]
+        out = [spelled[row] if row >= 0 else kept[KEPT - row] for row in after.tolist()]
         if tally is not None:
             tally.texts += len(texts)
             self._count(tally, codes, drawn, self._changed(codes, after, drawn, result, out))
         ready = iter(out)
-        return [(one, _replaced(one, ready)) for one in parts]
+        return [(part, _replaced(part, ready)) for part in parts]
 
     @property
     def guarantee(self) -> str | None:
@@ -245,7 +245,7 @@ class TokenReader:
         if not texts:
             return []
         batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
-        return [np.asarray(one, np.int64) for one in batch["input_ids"]]
+        return [np.asarray(input_id_, np.int64) for input_id_ in batch["input_ids"]]
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""
@@ -280,7 +280,7 @@ class TokenTextSanitizer:
         after, drawn = self.sanitizer.replaced(flat, stream)
         if tally is not None:
             self._count(tally, len(before), flat, drawn, drawn & (after != flat))
-        return [self.reader.text(one) for one in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
+        return [self.reader.text(ids) for ids in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
 
     @property
     def guarantee(self) -> str | None:

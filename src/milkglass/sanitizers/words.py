@@ -112,7 +112,14 @@ def stem(word: str) -> str | None:
     small = word.lower().replace("\u2019", "'")
     if small in ODD:
         return ODD[small]
-    return next((small.removesuffix(one) for one in CONTRACTIONS if small.endswith(one) and small != one), None)
+    return next(
+        (
+            small.removesuffix(contraction)
+            for contraction in CONTRACTIONS
+            if small.endswith(contraction) and small != contraction
+        ),
+        None,
+    )
 
 
 class Lookup(dict[str, int]):

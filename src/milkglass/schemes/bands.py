@@ -58,7 +58,7 @@ class Bands:
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")
-        parts = [order[classes[order] == one] for one in np.unique(classes)[::-1]]
+        parts = [order[classes[order] == band] for band in np.unique(classes)[::-1]]
         bands: list[Ids] = []
         for part in parts:
             if bands and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:

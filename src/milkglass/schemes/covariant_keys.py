@@ -187,9 +187,9 @@ class LayerKeys:
         """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
         self.matrices: dict[Part, Tensor] = {
             "queries": torch.stack([pair.matrix() for pair in pairs]),
-            "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
+            "keys": torch.stack([pair.matrix(inverse=True) for pair in pairs]),
             "values": torch.stack(mixing),
-            "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
+            "output": torch.stack([torch.linalg.inv(matrix) for matrix in mixing]),
         }
         group = shape.heads // shape.key_heads
         self.query_order = np.stack([draws.order(group) for _ in range(shape.key_heads)])

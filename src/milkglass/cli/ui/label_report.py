@@ -36,7 +36,7 @@ def report_lines(confusion: Confusion) -> list[str]:
     )
     rows = [head]
     for number, name in enumerate(confusion.names):
-        counts = () if is_wide else [str(one) for one in confusion.counts[number].tolist()]
+        counts = () if is_wide else [str(count) for count in confusion.counts[number].tolist()]
         shares = (percent(confusion.precision[number]), percent(confusion.recall[number]))
         rows.append((cell(name), str(int(confusion.counts[number].sum())), *shares, *counts))
     return [*lines, table(rows)]
@@ -63,12 +63,12 @@ def document(confusion: Confusion) -> dict[str, Any]:
         confusion.names, confusion.precision.tolist(), confusion.recall.tolist(), confusion.counts.tolist(), strict=True
     )
     classes = {
-        one: {
+        label: {
             "precision": _number(recall),
             "recall": _number(precision),
             "taken_for": dict(zip(confusion.names, row, strict=True)),
         }
-        for one, recall, precision, row in shares
+        for label, recall, precision, row in shares
     }
     return {
         "rows": confusion.rows, "accuracy": accuracy.value, "interval": [accuracy.low, accuracy.high],

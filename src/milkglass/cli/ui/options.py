@@ -120,10 +120,10 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
     result = {}
-    for one in fields_of(options):
-        value = getattr(options, one.name)
-        if value != one.default:
-            result[called.get(one.name, f"--{one.name.replace('_', '-')}")] = value
+    for field in fields_of(options):
+        value = getattr(options, field.name)
+        if value != field.default:
+            result[called.get(field.name, f"--{field.name.replace('_', '-')}")] = value
     return result
 
 
@@ -276,13 +276,15 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
 
     @wraps(command)
     def run(**values: Any) -> None:
-        opened = {name: kind(**{one: values.pop(one) for one in fields[name]}) for name, kind in groups.items()}
+        opened = {name: kind(**{field: values.pop(field) for field in fields[name]}) for name, kind in groups.items()}
         command(**values, **opened)
 
-    parts = (fields[name].values() if name in groups else [one] for name, one in signature.parameters.items())
-    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in chain.from_iterable(parts)]
+    parts = (
+        fields[name].values() if name in groups else [parameter] for name, parameter in signature.parameters.items()
+    )
+    flat = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in chain.from_iterable(parts)]
     if not required:
-        flat = [_optional(one) if one.name in ("key", "server") else one for one in flat]
+        flat = [_optional(parameter) if parameter.name in ("key", "server") else parameter for parameter in flat]
     flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run

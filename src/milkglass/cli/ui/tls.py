@@ -85,5 +85,5 @@ def _name_of(cert: Path) -> str | None:
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return None
-    host_names = [one for one in names.get_values_for_type(x509.DNSName) if "*" not in one]
+    host_names = [name for name in names.get_values_for_type(x509.DNSName) if "*" not in name]
     return next(iter([*host_names, *map(str, names.get_values_for_type(x509.IPAddress))]), None)

@@ -163,7 +163,7 @@ class Codec:
         types = batch.get("token_type_ids")
         return Encoded(
             self._scrambled(batch["input_ids"]),
-            None if types is None else [np.asarray(one, np.int8) for one in types],
+            None if types is None else [np.asarray(row, np.int8) for row in types],
             too_long,
         )
 
@@ -237,7 +237,7 @@ class Codec:
         """Returns a message without those ids of its answer that have no text."""
         ids = message.get(ANSWER_IDS)
         if not ids or not self.readable:
-            return {name: one for name, one in message.items() if name != ANSWER_IDS}
+            return {name: value for name, value in message.items() if name != ANSWER_IDS}
         return {**message, ANSWER_IDS: self._visible_ids(ids)}
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
@@ -282,8 +282,8 @@ class Codec:
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
-        ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
-        return LabelledIds(ids, [one.copy() for one in ids], tuple(range(len(ids))), encoded.long)
+        ids = [np.concatenate([row, self.stop_ids]).astype(np.int32) for row in encoded.ids]
+        return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.long)
 
     # --- ids without text ------------------------------------------------------------------------------------------
     @property

@@ -108,8 +108,10 @@ def render(
     marks = next(letters), next(letters)
     kept = None if answers is None else KeptIds(answers, letters)
     if kept is not None:
-        answer_ids = [one.get(ANSWER_IDS) for one in messages]
-        visible = [kept.marked(one, ids) if ids else one for one, ids in zip(visible, answer_ids, strict=True)]
+        answer_ids = [message.get(ANSWER_IDS) for message in messages]
+        visible = [
+            kept.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
+        ]
         if kept.found:
             try:
                 return _with_kept(tokenizer, visible, list(tools), marks, kept, add_generation_prompt, options)
@@ -165,17 +167,19 @@ def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[
         if but is None:
             return _marked_text(tokenizer, value, marks)
         parts, last = list[str](), 0
-        for one in but.finditer(value):
-            parts += [_marked_text(tokenizer, value[last : one.start()], marks), one[0]]
-            last = one.end()
+        for match in but.finditer(value):
+            parts += [_marked_text(tokenizer, value[last : match.start()], marks), match[0]]
+            last = match.end()
         return "".join([*parts, _marked_text(tokenizer, value[last:], marks)])
     if isinstance(value, Mapping):
         return {
-            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(tokenizer, one, marks, but)
-            for name, one in value.items()
+            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(
+                tokenizer, item, marks, but
+            )
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_marked(tokenizer, one, marks, but) for one in value]
+        return [_marked(tokenizer, item, marks, but) for item in value]
     return value
 
 
@@ -187,8 +191,8 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
         return text
     # A special token that is matched in normalized text may be written in other letters: only the tokenizer can tell.
     obeyed, literal = (
-        tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=one)["input_ids"]
-        for one in (False, True)
+        tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=flag)["input_ids"]
+        for flag in (False, True)
     )
     return text if obeyed == literal else f"{start}{text}{stop}"
 
@@ -204,10 +208,10 @@ class _SpecialTokens:
 def _special_tokens(tokenizer: Any) -> _SpecialTokens:
     tokens = _SPECIAL.get(tokenizer)
     if tokens is None:
-        special = [one for one in tokenizer.added_tokens_decoder.values() if one.special and one.content]
-        longest_first = sorted((one.content for one in special), key=len, reverse=True)
+        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
+        longest_first = sorted((token.content for token in special), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        tokens = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(one.normalized for one in special))
+        tokens = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(token.normalized for token in special))
     return tokens
 
 
@@ -249,9 +253,9 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             yield from _texts(key)
-            yield from _texts(one)
+            yield from _texts(item)
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _texts(one)

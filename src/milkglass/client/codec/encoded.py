@@ -84,7 +84,7 @@ def labelled(
     result = LabelledIds([], [], ())
     indices = list[int]()
     for index, example, (text, offsets), ids in zip(
-        sources, examples, tokens, scrambled([one for one, _ in tokens]), strict=True
+        sources, examples, tokens, scrambled([numbers for numbers, _ in tokens]), strict=True
     ):
         lengths[index] = max(lengths[index], len(text))
         is_answer = _within(offsets, example.answers)
@@ -102,13 +102,13 @@ def labelled(
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
     """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
-    result = [None if len(one.pieces) == 1 else one.tokens(tokenizer) for one in rendered]
-    texts = [one.text for one, done in zip(rendered, result, strict=True) if done is None]
+    result = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
+    texts = [prompt.text for prompt, done in zip(rendered, result, strict=True) if done is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
         batch_rows = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-        return [next(batch_rows) if one is None else one for one in result]
-    return [one for one in result if one is not None]
+        return [next(batch_rows) if tokens is None else tokens for tokens in result]
+    return [tokens for tokens in result if tokens is not None]
 
 
 def answerless(

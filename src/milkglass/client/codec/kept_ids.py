@@ -54,12 +54,12 @@ class KeptIds:
     def parts(self, text: str) -> Iterator[str | KeptText]:
         """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
         last = 0
-        for one in self.pattern.finditer(text):
-            if one[2] != self.found[one[1]].text:
+        for match in self.pattern.finditer(text):
+            if match[2] != self.found[match[1]].text:
                 raise Rewritten
-            yield self._unmarked(text[last : one.start()])
-            yield self.found[one[1]]
-            last = one.end()
+            yield self._unmarked(text[last : match.start()])
+            yield self.found[match[1]]
+            last = match.end()
         yield self._unmarked(text[last:])
 
     @property
@@ -97,8 +97,8 @@ class KeptIds:
         if isinstance(value, str):
             return self._text(value, decoded, ids)
         if isinstance(value, Mapping):
-            return {name: self._value(one, decoded, ids) for name, one in value.items()}
-        return [self._value(one, decoded, ids) for one in value] if isinstance(value, list) else value
+            return {name: self._value(item, decoded, ids) for name, item in value.items()}
+        return [self._value(item, decoded, ids) for item in value] if isinstance(value, list) else value
 
     def _text(self, text: str, decoded: str, ids: Sequence[int]) -> str:
         span = repeated(text, decoded)

@@ -57,7 +57,7 @@ class LastAnswers:
 
     def begin(self) -> Spelled:
         """Adds an answer, whose counts grow with it."""
-        tokens = sum(one.tokens for one in self._kept)
+        tokens = sum(answer.tokens for answer in self._kept)
         while self._kept and tokens - self._kept[0].tokens >= WINDOW:
             tokens -= self._kept.popleft().tokens
         self._kept.append(Spelled())
@@ -66,10 +66,10 @@ class LastAnswers:
     def counted(self, answer: Spelled) -> tuple[int, int, int]:
         """Returns (places of all, tokens of all, places that this answer added)."""
         other_answers = [other for other in self._kept if other is not answer]
-        runs = set[tuple[int, ...]]().union(*(one.runs for one in other_answers))
+        runs = set[tuple[int, ...]]().union(*(other.runs for other in other_answers))
         added = len(answer.runs - runs) + answer.escapes
-        count = len(runs) + sum(one.escapes for one in other_answers) + added
-        return count, sum(one.tokens for one in other_answers) + answer.tokens, added
+        count = len(runs) + sum(other.escapes for other in other_answers) + added
+        return count, sum(other.tokens for other in other_answers) + answer.tokens, added
 
 
 @dataclass
@@ -178,7 +178,7 @@ def _runs(decoded: Places, own_ids: Own, length: int, final: bool) -> set[tuple[
 
 def _by_names(tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
     """Returns both by where their tokens' names begin and end. None: the joined names differ."""
-    sides = [tokenizer.convert_ids_to_tokens(one.tolist()) for one in (decoded, own_ids)]
+    sides = [tokenizer.convert_ids_to_tokens(side.tolist()) for side in (decoded, own_ids)]
     texts = ["".join(map(str, names)) for names in sides]
     if texts[0] != texts[1]:
         return None
@@ -193,11 +193,11 @@ def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Plac
     """Returns original ids by the letters that they write, several together if they share one, and the text."""
     decoder, places, text, start = codec.stream(), Places(), "", 0
     pending = list[int]()
-    for one in ids:
-        original = int(codec.inverse[one])
+    for token in ids:
+        original = int(codec.inverse[token])
         if not codec.visible[original]:
             continue
-        text += decoder.push([one])
+        text += decoder.push([token])
         pending.append(original)
         if decoder.is_clean and len(text) > start:
             places[start, len(text)] = tuple(pending)

@@ -54,8 +54,8 @@ class PrivateTexts:
 
     def without(self, others: Sequences) -> PrivateTexts:
         """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
-        texts = {one.tobytes() for one in others}
-        rows = [i for i, one in enumerate(self.original) if one.tobytes() not in texts]
+        texts = {ids.tobytes() for ids in others}
+        rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
         return self.chosen(np.array(rows, np.int64))
 
 
@@ -69,12 +69,14 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     unscrambling = codec.unscrambling
     if examples[0].kind == "chat":
-        conversations, tools = [one.messages for one in examples], [one.tools for one in examples]
+        conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
         texts_of = unmarked(codec, _sent(codec, original), original)
         return replace(texts_of, sources=np.array(labelled.sources, np.int64))
-    pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
+    pairs = (
+        [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
+    )
     texts = [example.text for example in examples]
     original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
     scrambled = _sent(codec, original)
@@ -122,7 +124,7 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
         return_offsets_mapping=True,
         split_special_tokens=True,
     )
-    if any(len(one) < length for one, length in zip(batch["input_ids"], ids.lengths, strict=True)):
+    if any(len(row) < length for row, length in zip(batch["input_ids"], ids.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")
     names: list[NDArray[np.bool_]] = []
     numbers: list[NDArray[np.bool_]] = []

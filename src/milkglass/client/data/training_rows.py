@@ -184,9 +184,9 @@ def _encode_batch(
         if numbers is not None:
             return _classified(codec, batch, numbers, limit)
         if batch[0].kind == "chat":
-            labelled = codec.encode_cut([one.messages for one in batch], limit, [one.tools for one in batch])
+            labelled = codec.encode_cut([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
-            labelled = codec.encode_causal([one.text for one in batch], limit, truncate=True)
+            labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None
@@ -200,18 +200,18 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
-        return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
-    example = next((one for one in batch if one.label not in labels), None)
+        return pa.array([labels.sent(float(str(row.label))) for row in batch], pa.float32())
+    example = next((row for row in batch if row.label not in labels), None)
     if example is not None:
         raise CodecError(
             f"{example.place(source)} has a label that the training file lacks", "use the same label names"
         )
-    return pa.array([labels[str(one.label)] for one in batch], pa.int32())
+    return pa.array([labels[str(row.label)] for row in batch], pa.int32())
 
 
 def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
-    pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
-    encoded = codec.encode([one.text for one in batch], pairs, limit, truncate=True)
+    pairs = None if batch[0].pair is None else [row.pair or "" for row in batch]
+    encoded = codec.encode([row.text for row in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, INT8_LIST)
@@ -222,7 +222,7 @@ def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
     return {
         "input_ids": _lists(ids, INT32_LIST),
-        "attention_mask": _lists([np.ones(len(one), np.int8) for one in ids], INT8_LIST),
+        "attention_mask": _lists([np.ones(len(row), np.int8) for row in ids], INT8_LIST),
     }
 
 

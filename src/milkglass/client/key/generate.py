@@ -55,7 +55,7 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     elif (base.folder / "tokenizer_config.json").is_file():
         decoder = read_model_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(number) for number, token in decoder.items() if token.get("special")}
-    return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
+    return np.array(sorted(token for token in ids if 0 <= token < vocab_size), np.int64)
 
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Scheme:

@@ -235,7 +235,7 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
 def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
     """Returns a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
-    hashes = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=16).digest() for one in movable]
+    hashes = [hashlib.blake2b(int(token).to_bytes(8, "little"), key=key, digest_size=16).digest() for token in movable]
     sigma = np.arange(n, dtype=np.int32)
     sigma[movable[sorted(range(len(movable)), key=hashes.__getitem__)]] = movable
     return sigma

@@ -127,7 +127,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
         tokens: the share of their tokens that the strongest attack read; nan for none. `content`: of content tokens.
         finished: whether no attack was left that may read more.
     """
-    shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
+    shares = {name: None if math.isnan(value) else value for name, value in (("tokens", tokens), ("content", content))}
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
 
 
@@ -157,7 +157,7 @@ def _worse(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: one for name, one in asdict(usage).items() if one or name not in OPTIONAL}
+        info = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL}
         files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 

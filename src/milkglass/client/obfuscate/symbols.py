@@ -164,7 +164,7 @@ def counted_corpus(
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
     if scale is not None:
-        return TaskTexts(texts, np.array([scale.sent(float(str(one.label))) for one in examples]), 0)
+        return TaskTexts(texts, np.array([scale.sent(float(str(example.label))) for example in examples]), 0)
     numbers = {name: number for number, name in enumerate(names)}
     return TaskTexts(texts, np.array([numbers[str(example.label)] for example in examples], np.float64), len(names))
 

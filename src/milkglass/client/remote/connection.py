@@ -267,7 +267,7 @@ class Connection:
             timeout: seconds of silence before the answer begins.
         """
         retry = method == "GET" if retry is None else retry
-        arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
+        arguments = {name: value for name, value in (("json", body), ("content", content)) if value is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
         total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST

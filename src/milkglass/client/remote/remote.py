@@ -236,7 +236,7 @@ class Remote(AbstractContextManager["Remote"]):
 
     def jobs(self) -> list[dict[str, Any]]:
         """Returns the jobs, the newest first."""
-        return [responses.job(one) for one in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
+        return [responses.job(record) for record in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
 
     def cancel(self, job: str) -> dict[str, Any]:
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"

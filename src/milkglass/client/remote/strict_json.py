@@ -79,9 +79,9 @@ def _cleaned(value: Any, depth: int, noun: str) -> Any:
     if isinstance(value, str):
         return one_line(value, MAX_STRING_SHOWN)
     if isinstance(value, list):
-        return [one if isinstance(one, int | float) else _cleaned(one, depth + 1, noun) for one in value]
+        return [item if isinstance(item, int | float) else _cleaned(item, depth + 1, noun) for item in value]
     if isinstance(value, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _cleaned(one, depth + 1, noun) for name, one in value.items()}
+        return {one_line(name, MAX_STRING_SHOWN): _cleaned(item, depth + 1, noun) for name, item in value.items()}
     return value
 
 

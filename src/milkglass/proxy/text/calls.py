@@ -97,7 +97,7 @@ def tool_format(template: str) -> ToolFormat | None:
     """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
-    return next((one for one in FORMATS if any(mark in template for mark in one.shown_by)), None)
+    return next((style for style in FORMATS if any(mark in template for mark in style.shown_by)), None)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
         if name is not None:
             calls = [_made(name, text, tools)]
         else:
-            items = [one for _, one in _members(text)] if text.startswith("[") else [text]
+            items = [member for _, member in _members(text)] if text.startswith("[") else [text]
             calls = [_call(item, tools, bare) for item in items]
     except (ValueError, RecursionError):
         return None
@@ -210,7 +210,7 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
         return None
     return _made(
         DECODER.decode(members["name"]),
-        (nonempty or [one for one in arguments_written if one[0] == "{"] or [""])[0],
+        (nonempty or [written for written in arguments_written if written[0] == "{"] or [""])[0],
         tools,
     )
 
@@ -240,7 +240,7 @@ def letter_escapes(text: str) -> int:
     The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
     programs write for HTML, are not counted.
     """
-    codes = (one[1] for one in ESCAPE.finditer(text))
+    codes = (match[1] for match in ESCAPE.finditer(text))
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 

@@ -259,7 +259,7 @@ class Sections:
             return self._shown(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
-        escapes = letter_escapes(self._held[json.begin : end]) + sum(one.escapes for one in calls)
+        escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)
         self._held = self._held[end:]
         self._white, self._said, self._begun, self.called = "", False, True, True
         self._after, self._open = json, True

@@ -63,15 +63,15 @@ class _TemplateOptions:
 
     def variables(self, field_path: str, value: Any) -> None:
         """Reads variables of the template by name."""
-        for name, one in _fields(field_path, value).items():
+        for name, item in _fields(field_path, value).items():
             if name not in self.known:
                 has = ", ".join(sorted(self.known)) or "none"
                 shown_name = name if name.isidentifier() and len(name) <= 60 else "a field"
                 reason = f"the model's chat template does not read it; options that it reads: {has}"
                 raise _refusal(f"{field_path}.{shown_name}", reason)
-            if not isinstance(one, bool | int | float) and not (isinstance(one, str) and WORD.fullmatch(one)):
+            if not isinstance(item, bool | int | float) and not (isinstance(item, str) and WORD.fullmatch(item)):
                 raise _refusal(f"{field_path}.{name}", "an option is true, false, a number or a word")
-            self.set(name, one, field_path)
+            self.set(name, item, field_path)
 
     def typed(self, field_path: str, value: Any) -> None:
         """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
@@ -83,13 +83,13 @@ class _TemplateOptions:
 
     def reasoning(self, field_path: str, value: Any) -> None:
         """Reads `{"enabled": false}` and `{"effort": "low"}`, as several services have them."""
-        for name, one in _fields(field_path, value).items():
+        for name, item in _fields(field_path, value).items():
             path = f"{field_path}.{name}"
             if name == "enabled":
-                self.thinks(path, one)
+                self.thinks(path, item)
             elif name == "effort":
-                self.effort(path, one)
-            elif not (name == "exclude" and one is False) and not (name == "summary" and one == "auto"):
+                self.effort(path, item)
+            elif not (name == "exclude" and item is False) and not (name == "summary" and item == "auto"):
                 shown_name = path if name.isidentifier() and len(name) <= 60 else field_path
                 raise _refusal(
                     shown_name, "the model's chat template alone decides how it reasons; give enabled or effort"
@@ -108,7 +108,7 @@ READERS = {
 def _fields(field_path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise UsageError(f"`{field_path}` is not an object", "give its fields by name", param=field_path)
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _refusal(field_path: str, reason: str) -> UsageError:

@@ -128,11 +128,11 @@ def _ag_news() -> Description:
 
 def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields line n of one file with line n of the other."""
-    for (number, one), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
+    for (number, line), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
         if not number or not label.strip():
             shorter = text.name if not number else labels.name
             raise CodecError(f"{shorter} has fewer lines than the file beside it", "fetch both files again")
-        yield Place(text.name, number), {"text": one.strip(), "label": label}
+        yield Place(text.name, number), {"text": line.strip(), "label": label}
 
 
 def _tweets() -> Description:
@@ -142,7 +142,7 @@ def _tweets() -> Description:
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
         for split, file in files.items()
     }
-    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {one: one for one in files}, build)
+    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
     return Description(
         "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
         ("macro recall", "accuracy"), hub, folders=("sentiment",),
@@ -162,7 +162,7 @@ def _rotten() -> Description:
     build = LabelledColumn("text", "side", {name: name for name in SIDES})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = Hub(
-        "cornell-movie-review-data/rotten_tomatoes", None, {one: one for one in ("train", "validation", "test")},
+        "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
         LabelledColumn("text", "label", _numbered(SIDES)),
     )  # fmt: skip
     return Description(

@@ -72,7 +72,7 @@ class Completion(RequestBody):
         """Removes fields that request nothing, and names those that cannot be honoured."""
         if not isinstance(value, dict):
             return value
-        present = {name: one for name, one in value.items() if one is not None}
+        present = {name: item for name, item in value.items() if item is not None}
         for name in CLIENTS_WORK:
             requested = present.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:

@@ -123,7 +123,7 @@ def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | No
     """Returns log-probabilities in OpenAI's format for chats, with ids in place of texts."""
     content = []
     for drawn, *likeliest in chances:
-        top = [{"token_id": one, "logprob": value} for one, value in likeliest]
+        top = [{"token_id": token, "logprob": value} for token, value in likeliest]
         content.append({"token_id": drawn[0], "logprob": drawn[1], "top_logprobs": top})
     return {"content": content} if content else None
 
@@ -214,7 +214,7 @@ async def _answer_rows(body: Classification | Embedding, task: Task, request: Re
         return GONE
     shared.recording.sent(model, inputs)
     if task == "embed":
-        data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(result)]
+        data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(result)]
         return JSONResponse(_list_json("embd", model.id, inputs, data))
     scores = isinstance(engine, Classifier) and engine.scores
     return JSONResponse(_list_json("classify", model.id, inputs, _classification_json(result, scores)))

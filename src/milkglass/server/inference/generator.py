@@ -262,14 +262,14 @@ class Scheduler:
     def _end(self, stays: list[bool]) -> None:
         """Removes the sequences that do not stay, and calls `on_leave` for each while its row exists."""
         if self._on_leave is not None and self.rows is not None:
-            for index in [index for index, one in enumerate(stays) if not one]:
+            for index in [index for index, is_kept in enumerate(stays) if not is_kept]:
                 self._on_leave(self.running[index], self.rows, index)
         self._keep(stays)
 
     def _keep(self, stays: list[bool]) -> None:
         if all(stays):
             return
-        indices = [place for place, one in enumerate(stays) if one]
+        indices = [place for place, is_kept in enumerate(stays) if is_kept]
         self.running = [self.running[place] for place in indices]
         self.newest = [self.newest[place] for place in indices]
         if not indices:

@@ -79,8 +79,8 @@ def adjusted(
     if (sampling.presence or sampling.frequency) and answer:
         ids, counts = torch.tensor(answer, device=result.device).unique(return_counts=True)
         result[ids] -= sampling.presence + sampling.frequency * counts
-    for one, bias in sampling.bias.items():
-        result[one] += bias
+    for token, bias in sampling.bias.items():
+        result[token] += bias
     return result
 
 
