@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from milkglass.enclave import attestation, release
 from milkglass.enclave.attestation import software_quote
-from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
+from milkglass.enclave.budget import ROWS_AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
@@ -43,7 +43,7 @@ def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> N
 
 def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
     content = np.random.default_rng(1).bytes(2 * release.PIECE_BYTES + 100)
-    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG
+    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG_BYTES
     head, pieces = whole[:32], [whole[32 + i * step : 32 + (i + 1) * step] for i in range(3)]
     changed = bytearray(whole)
     changed[100] ^= 1
@@ -164,14 +164,14 @@ def test_what_was_charged_is_gone_unless_it_is_refunded() -> None:
     budget = RowBudget(policy, 1000.0, clock)
     with pytest.raises(NotCharged):
         budget.take(1)
-    assert budget.charge(1) == 1000 - AHEAD, "this is written before the row leaves"
-    budget.take(AHEAD)
+    assert budget.charge(1) == 1000 - ROWS_AHEAD, "this is written before the row leaves"
+    budget.take(ROWS_AHEAD)
     with pytest.raises(NotCharged):
         budget.take(1)
-    assert budget.charge(500) == 1000 - AHEAD - 500
+    assert budget.charge(500) == 1000 - ROWS_AHEAD - 500
     budget.take(1)
-    assert budget.refund() == 1000 - AHEAD - 1 and budget.charged == 0
-    with pytest.raises(EnclaveError, match=f"leaves {1000 - AHEAD - 1}"):
+    assert budget.refund() == 1000 - ROWS_AHEAD - 1 and budget.charged == 0
+    with pytest.raises(EnclaveError, match=f"leaves {1000 - ROWS_AHEAD - 1}"):
         budget.charge(1000)
     with pytest.raises(NotCharged):
         budget.take(1)

@@ -20,7 +20,7 @@ from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
-from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
+from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -90,7 +90,7 @@ def test_every_layout_has_the_same_rows(made: Path) -> None:
 
 def test_configurations_name_what_is_there(made: Path) -> None:
     rows = {"llamafactory": encoded(made, "datasets", "r")}
-    for trainer in RUN:
+    for trainer in RUN_COMMANDS:
         source = rows.get(trainer, encoded(made, "jsonl", "r.jsonl"))
         settings = TrainerSettings(made / "exported", source, made / "tuned", max_length=64)
         settings.check(trainer)

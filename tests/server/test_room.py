@@ -25,7 +25,7 @@ from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
 from milkglass.server.jobs.folder import resumed_from, step_kept
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory
-from milkglass.server.jobs.trainer import TRAINED, CheckpointTrainer, Reserve, trained
+from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained
 from milkglass.server.settings import free_bytes, taken
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -71,7 +71,7 @@ def test_the_estimate_is_what_a_checkpoint_takes(name: str, chosen: dict[str, An
     learnt = sum(one.numel() for one in trained(model).values())
     every = sum(one.numel() for one in model.parameters())
     found = needs_of(ModelSizes.of(Checkpoint.open(folder)), selected)
-    counted = (found.checkpoint - needs.SMALL) / 12
+    counted = (found.checkpoint - needs.OTHER_FILES_BYTES) / 12
     assert learnt <= 1.02 * counted, "never less than is written, but for rounding"
     assert counted <= 1.2 * learnt, "heads of another task are counted, which are small"
     assert found.memory == pytest.approx(4 * every + 12 * learnt, rel=0.2)
@@ -205,7 +205,7 @@ def test_a_checkpoint_holds_what_is_trained_alone(tmp_path: Path) -> None:
     assert training.main(job) == 0
     (newest,) = trainer.checkpoints(job)
     assert newest.name == "checkpoint-6", "one is kept"
-    held = load_file(newest / TRAINED)
+    held = load_file(newest / TRAINED_FILE)
     assert held and all("lora_" in name for name in held)
     assert not (newest / "model.safetensors").exists() and not (job / RESERVE).exists()
     whole = load_file(job / "result" / "model.safetensors")
@@ -353,7 +353,7 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
     assert (kept / SHORT).is_file() and not (kept / COMPLETE).exists() and not (kept / "optimizer.pt").exists()
     found = status(job)
     assert found.resumable and "up to step 3 is kept there, without the optimiser's state" in str(found.error)
-    learnt = load_file(kept / TRAINED)
+    learnt = load_file(kept / TRAINED_FILE)
     (job / "status.json").unlink()
     rates, step_begin = list[float](), training.Reporter.on_step_begin
 
@@ -381,7 +381,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch:
             training.main(job)
     (job / "status.json").unlink()
     (older,) = trainer.checkpoints(job)
-    (older / TRAINED).rename(older / "model.safetensors")
+    (older / TRAINED_FILE).rename(older / "model.safetensors")
     shutil.copyfile(model / "config.json", older / "config.json")
     assert training.main(job) == 0
     first, second = (load_file(one / "result" / "model.safetensors") for one in (whole, job))

@@ -35,10 +35,10 @@ from milkglass.attest.providers import PROVIDERS
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
-RELEASE = "/milkglass/release"
+RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
-ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
+MAX_ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
 
 _Error = TypeVar("_Error", bound=BaseException)
 Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
@@ -158,7 +158,7 @@ class AttestedChannel:
             AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
             Unreachable: there is no answer.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             request = self._client.build_request(method, path, headers=headers, content=body)
             try:
                 return await self._client.send(request, stream=True)
@@ -166,7 +166,7 @@ class AttestedChannel:
                 if not await self.admitted(error):
                     raise unreachable(self.policy.server, error) from error
         raise AttestationError(
-            "rotation", f"{self.policy.server} showed another key each of {ATTEMPTS} times", "try again"
+            "rotation", f"{self.policy.server} showed another key each of {MAX_ATTEMPTS} times", "try again"
         )
 
     async def admitted(self, error: Exception) -> bool:

@@ -19,7 +19,7 @@ HOLDS, REFUSED = "the policy holds", "REFUSED"
 HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
 ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
-RECORDED = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
+RECORDED_NOTE = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
 STILL_SEEN = (
     "What an operator of the host still sees: who asks and when, the sizes and times of requests and answers, and page "
     "faults and traffic to the GPU. What breaks it: physical access to the memory bus (TEE.fail, Battering RAM), a key "
@@ -137,7 +137,7 @@ class Verdict:
         lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
         head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
-        return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED]
+        return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
     def still_seen(self) -> str:
@@ -156,5 +156,5 @@ class Verdict:
             "refused": dict(self.refused),
             "accepted": dict(self.accepted),
             "still_seen": self.still_seen,
-            "tried": RECORDED,
+            "tried": RECORDED_NOTE,
         }

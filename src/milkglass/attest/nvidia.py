@@ -30,15 +30,15 @@ from milkglass.attest.claims import Claim, VerifiedGpu, proven, weak
 from milkglass.errors import AttestationError
 
 ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of NVIDIA's public key
-REQUEST, SIGNATURE, NONCE = 37, 96, 32
+REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
 GET_MEASUREMENTS, MEASUREMENTS, SPDM = 0xE0, 0x60, 0x11
 MAX_EVIDENCE, MAX_GPUS = 64 << 10, 64
 DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
 DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmware that holds the leaf's key
 ARCHITECTURES = ("HOPPER", "BLACKWELL")
 MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
-LINKED = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
-NOTHING = b"\x00"
+LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
+NO_VALUE = b"\x00"
 
 
 @dataclass(frozen=True)
@@ -61,29 +61,29 @@ class Measurements:
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Parses request and answer. Raises AttestationError for anything else, trailing bytes too."""
-        if not REQUEST + SIGNATURE < len(raw) <= MAX_EVIDENCE:
+        if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE:
             raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE:,}")
-        answer = raw[REQUEST:]
+        answer = raw[REQUEST_BYTES:]
         if (raw[0], raw[1]) != (SPDM, GET_MEASUREMENTS) or (answer[0], answer[1]) != (SPDM, MEASUREMENTS):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
             count, length = answer[4], int.from_bytes(answer[5:8], "little")
-            at = 8 + length + NONCE
+            at = 8 + length + NONCE_BYTES
             (size,) = struct.unpack_from("<H", answer, at)
             blocks = _blocks(answer[8 : 8 + length])
             opaque = _fields(answer[at + 2 : at + 2 + size])
         except (struct.error, IndexError):
             raise AttestationError("evidence", "a GPU's evidence is cut off") from None
-        if len(answer) != at + 2 + size + SIGNATURE:
-            excess = len(answer) - (at + 2 + size + SIGNATURE)
+        if len(answer) != at + 2 + size + SIGNATURE_BYTES:
+            excess = len(answer) - (at + 2 + size + SIGNATURE_BYTES)
             raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
         if len(blocks) != count:
             raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
-        return cls(raw[4 : 4 + NONCE], raw[:-SIGNATURE], raw[-SIGNATURE:], blocks, opaque)
+        return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque)
 
     def text(self, kind: int) -> str:
         """Returns a field of printable ASCII, or "" if there is none."""
-        words = self.opaque.get(kind, b"").rstrip(NOTHING).decode("ascii", "replace")
+        words = self.opaque.get(kind, b"").rstrip(NO_VALUE).decode("ascii", "replace")
         return words if words.isprintable() else ""
 
     @property
@@ -187,7 +187,7 @@ def _mode(measurements: Measurements) -> str:
     if FEATURES in measurements.opaque:
         return MODES.get(int.from_bytes(measurements.opaque[FEATURES], "little"), "")
     if PPCIE in measurements.opaque:
-        return "ppcie" if LINKED in measurements.opaque[PPCIE] else "spt"
+        return "ppcie" if LINKED_MODE in measurements.opaque[PPCIE] else "spt"
     return ""
 
 

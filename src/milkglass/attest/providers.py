@@ -33,7 +33,7 @@ TINFOIL: Mapping[str, Kind] = {
 }
 ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
 PURPOSE = "aci.report_data.v1"
-FARTHEST = 400 * 86_400  # seconds: a keyset that is to last longer is refused
+MAX_KEYSET_SECONDS = 400 * 86_400  # seconds: a keyset that is to last longer is refused
 
 PATH = "/.well-known/milkglass-attestation"  # of our own server
 
@@ -98,7 +98,7 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 
 def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
     end_time = keyset.get("not_after")
-    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < FARTHEST:
+    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < MAX_KEYSET_SECONDS:
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = keyset.get("tls_public_keys")
     records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -21,7 +21,7 @@ from milkglass.attest.chains import certificates, require_chain, require_not_rev
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
-SIZE, SIGNED, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
+REPORT_BYTES, SIGNED_BYTES, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
 VERSIONS = (2, 3, 4, 5)
 ECDSA_P384 = 1
 # SHA-256 of the public keys of AMD's root keys (ARK)
@@ -69,8 +69,8 @@ class Report:
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Parses a report. Raises AttestationError for anything else."""
-        if len(raw) != SIZE:
-            raise AttestationError("size", f"an SEV-SNP report has {SIZE:,} bytes, and this one {len(raw):,}")
+        if len(raw) != REPORT_BYTES:
+            raise AttestationError("size", f"an SEV-SNP report has {REPORT_BYTES:,} bytes, and this one {len(raw):,}")
         (version,), (policy,), (vmpl, algorithm) = (
             struct.unpack_from(form, raw, at) for form, at in (("<I", 0), ("<Q", 8), ("<II", 0x30))
         )
@@ -111,8 +111,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     leaf = certificates(collateral["key"], "the processor's key")[0]
     chain, product = _chain(leaf, certificates(collateral["chain"], "the processor's chain"))
     require_chain(chain, ROOTS[product], now, f"the {product} processor")
-    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED, SIGNED + 72))
-    require_signed(leaf.public_key(), r, s, raw[:SIGNED], "the report")
+    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
+    require_signed(leaf.public_key(), r, s, raw[:SIGNED_BYTES], "the report")
     lists = [value for name, value in collateral.items() if name.startswith("crl")]
     current = require_not_revoked(chain, lists, now, "the processor")
     tcb = versions(report.reported, product)

@@ -25,7 +25,7 @@ from milkglass.errors import AttestationError, UsageError
 
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
-ATTEMPTS, PAUSE = 5, 0.2  # of a report while another program asks for one, and seconds between them
+MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # of a report while another program asks for one, and seconds between them
 # Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
 TABLE = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
@@ -61,7 +61,7 @@ class Tsm:
     folder: Path = TSM
 
     def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
             try:
                 entry.mkdir()
@@ -72,12 +72,12 @@ class Tsm:
                 if files is not None:
                     return files
             except OSError as error:
-                if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == ATTEMPTS - 1:
+                if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == MAX_ATTEMPTS - 1:
                     raise AttestationError(
                         "hardware", f"{self.folder} gives no report ({errno.errorcode.get(error.errno or 0, error)})",
                         "run this inside a confidential machine with Linux 6.7 or later, or with --software",
                     ) from None  # fmt: skip
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
     def _read_report(self, entry: Path, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:

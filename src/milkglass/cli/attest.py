@@ -210,7 +210,7 @@ def release(
             if not keys[-1]:
                 raise AttestationError("sealing", f"{to} takes no files", "start it with --receive FOLDER")
             sealed = sealing.seal(file.read_bytes(), keys[-1], released_name)
-            answer = await channel.send("POST", f"{channels.RELEASE}?name={released_name}", {}, sealed)
+            answer = await channel.send("POST", f"{channels.RELEASE_PATH}?name={released_name}", {}, sealed)
             try:
                 await answer.aread()
                 return answer.status_code

@@ -39,7 +39,7 @@ NO_CORPUS = (
     "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
 )
-COUNTED = {"corpus": "your corpus", "word list": "a list of English words"}
+CORPUS_WORDS = {"corpus": "your corpus", "word list": "a list of English words"}
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
 Kind = Literal["process", "gramine-direct", "gramine-sgx"]
 enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
@@ -80,14 +80,14 @@ def fetch(
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
     from milkglass.attest.fetch import fetch as fetched
-    from milkglass.enclave.attestation import ATTESTED
+    from milkglass.enclave.attestation import ATTESTED_KIND
     from milkglass.enclave.enclave import Enclave
     from milkglass.enclave.gramine import require_signed
-    from milkglass.enclave.release import NONCE
+    from milkglass.enclave.release import NONCE_BYTES
 
-    require_signed(ATTESTED, folder)
-    with Enclave(ATTESTED, folder) as enclave:
-        _, quote = enclave.challenge(secrets.token_bytes(NONCE))
+    require_signed(ATTESTED_KIND, folder)
+    with Enclave(ATTESTED_KIND, folder) as enclave:
+        _, quote = enclave.challenge(secrets.token_bytes(NONCE_BYTES))
     collateral_files = asyncio.run(fetched(HardwareEvidence("sgx", quote), None))
     for name, content in collateral_files.items():
         files.write(folder / name, content)
@@ -119,11 +119,11 @@ def build(
 
     if corpus is not None:
         enclave_folder.texts_of(corpus)  # refused before there is a folder
-    from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED
+    from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED
 
     server = _server(url, way.to(url))
     info = server.info()
-    if kind != ATTESTED:
+    if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS)
@@ -172,7 +172,7 @@ def verify(
             f"table: {table['rows']:,} rows of width {table['width']} of {enclave_info.model}, opened",
             f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
             f"{duration(3600 * table['hours'])}",
-            f"sensitive tokens: the rarest 20 % by {COUNTED[enclave_info.counted]}",
+            f"sensitive tokens: the rarest 20 % by {CORPUS_WORDS[enclave_info.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(words))
 

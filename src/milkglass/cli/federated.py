@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.ghost.selection import SelectionMethod
 
 
-FEW = 8  # texts, from which on the time that they take is announced
+MIN_TEXTS_TIMED = 8  # texts, from which on the time that they take is announced
 QUANTILES = (0.2, 0.4, 0.6, 0.8)  # of the lengths: of which texts are timed, so many at once as a part has
-FASTER = "--selection nearest takes seconds, and a model may learn less from such shadows"
+FASTER_HINT = "--selection nearest takes seconds, and a model may learn less from such shadows"
 OTHER_WAYS = {
     "random": "--selection random is not the paper's: a model learns least from shadows drawn at random (its Table 7)",
     "nearest": "--selection nearest is not the paper's: each token always has the same shadow, and a model may learn "
     "less (its Table 7)",
 }
-PLAIN = "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
+PLAIN_WARNING = (
+    "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
+)
 Model = Annotated[
     str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
 ]
@@ -55,7 +57,7 @@ Seed = Annotated[
         help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
     ),
 ]
-LARGE = 100_000_000  # bytes of updates, from which on their size is reported
+LARGE_UPDATE_BYTES = 100_000_000  # bytes of updates, from which on their size is reported
 federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
 
 
@@ -89,7 +91,7 @@ def prepare(
     folder = resolve(model)
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
-        note(PLAIN)
+        note(PLAIN_WARNING)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, selection, stage)
         if ghost is not None:
@@ -156,14 +158,14 @@ def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     from milkglass.rows.examples import read_examples
 
     texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)
-    if as_json or ghost.selection.way != "states" or len(texts) < FEW:
+    if as_json or ghost.selection.way != "states" or len(texts) < MIN_TEXTS_TIMED:
         return
     sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
     ghost.encode(texts)  # one that is too long is refused before
     begin = time.monotonic()
     ghost.sanitize(sample)
     seconds = (time.monotonic() - begin) / len(sample) * len(texts)
-    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER}")
+    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER_HINT}")
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ def run(
     digest = Checkpoint.open(folder).digest()
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
-        note(PLAIN)
+        note(PLAIN_WARNING)
     with bars(as_json) as stage:
         prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
@@ -237,7 +239,7 @@ def run(
         rounds_left = max(0, rounds - len(state.done))
         update_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
         size = rounds_left * len(prepared_sites) * update_bytes
-        if size > LARGE and not as_json:
+        if size > LARGE_UPDATE_BYTES and not as_json:
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
         progress = stage("train", rounds_left)
         in_process = InProcessSites(prepared_sites, step, None if plain else GhostDemand(folder, digest, way=selection))

@@ -12,7 +12,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original, require_file
-from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
+from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 
-NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
-FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
-SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
-ALIKE = (
+NOT_MEASURED = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
+NEW_KEY_HINT = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+READ_SEPARATELY = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+SAME_EXCHANGE = (
     "a text that is sent again is sent equally; texts that are nearly the same tell of each other: what stands in many "
     "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
 )
 
-EQUALLY = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
-LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
+EXCHANGED_ALIKE = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
+LOSS_WARNING = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
     help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
 KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
-READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
+CODEC_WARNING = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
 
 @keys.command()
@@ -101,9 +101,9 @@ def for_job(
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, word, weak=True)
     usage.derived(out, key)
-    note(LOSS.format(key=key))
+    note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
-        note(EQUALLY.format(key=key))
+        note(EXCHANGED_ALIKE.format(key=key))
     document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
@@ -125,10 +125,10 @@ def usage_text(spent: usage.Usage) -> str:
         lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {spread:,} tokens{cipher_words}")
         lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in spent.jobs.items())]))
     if spent.rate:
-        return "\n".join([*lines, ALIKE if spent.rate.get("epsilon") else SEPARATE, *audits(spent)])
+        return "\n".join([*lines, SAME_EXCHANGE if spent.rate.get("epsilon") else READ_SEPARATELY, *audits(spent)])
     lines += audits(spent)
     if not spent.measured:
-        return "\n".join([*lines, NEVER])
+        return "\n".join([*lines, NOT_MEASURED])
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
     for attacker, shares in spent.spent.items():
         for share, tokens in shares.items():
@@ -183,7 +183,8 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
 def warning(spent: usage.Usage) -> list[str]:
     """What to say when the budget that audits measured is spent."""
     return [
-        f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; {FRESH}"
+        f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
+        f"{NEW_KEY_HINT}"
         for attacker, share, tokens in spent.passed()
     ]
 
@@ -216,9 +217,9 @@ def for_codec(
     if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.handed_on(out, key)
-    note(READS)
+    note(CODEC_WARNING)
     if codec.info.responses is not None:
-        note(EQUALLY.format(key=key))
+        note(EXCHANGED_ALIKE.format(key=key))
     emit(
         as_json, {"codec": str(out), "key": str(key), "key_id": codec.identifier}, f"wrote the codec of {key} to {out}"
     )
@@ -322,6 +323,6 @@ def rotate(
         note(f"{does}, which a command left that was ended while it wrote the key")
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
-    if os.environ.get(VARIABLE):
-        note(f"{VARIABLE} still holds the old passphrase: give commands the new one")
+    if os.environ.get(PASSPHRASE_VARIABLE):
+        note(f"{PASSPHRASE_VARIABLE} still holds the old passphrase: give commands the new one")
     emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")

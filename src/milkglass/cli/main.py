@@ -34,7 +34,7 @@ from milkglass.cli.sanitize import sanitize
 from milkglass.cli.scrambled import export, train_config, verify
 from milkglass.cli.serve import serve
 from milkglass.cli.split import splits
-from milkglass.cli.ui.terminal import INTERRUPTED, WIDEST, note_apart, report
+from milkglass.cli.ui.terminal import INTERRUPTED, MAX_CELL_LETTERS, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing
 from milkglass.system import keep_private
@@ -101,7 +101,7 @@ def refused_value(error: Exception) -> UsageError | None:
     from milkglass.server.spec import needed
 
     fault = cause.errors()[0]
-    name, value, rule = max(param.opts, key=len), str(fault["input"])[:WIDEST], needed(fault)
+    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
     number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
     shown_value = repr(value) if number else value
     return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown_value}, {rule}", "see --help")

@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     from milkglass.schemes.scheme import Scheme
 
 
-LOSS = (
+LOSS_WARNING = (
     "made a new key: {path}\n"
     "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
     "  Keep a copy of it somewhere safe, and never give it to the server."
 )
-UNTUNED = (
+UNTUNED_NOTE = (
     "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
 )
-UNMIXED = (
+UNMIXED_WARNING = (
     "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
 )
-PLUS = (
+PLUS_NOTE = (
     "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
     "make up for in fine-tuning;\n  anyone with the public model undoes this in seconds"
 )
-HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
+LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
 def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
@@ -69,7 +69,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
 
     key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {HONEST}"]
+        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
         return [start, f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
@@ -79,8 +79,8 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
         f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
-        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
-        f"  {HONEST}",
+        *([] if promise.condition is None else [f"  {PLUS_NOTE.format(promise.condition)}"]),
+        f"  {LIMITS_NOTE}",
     ]
 
 
@@ -116,7 +116,7 @@ def next_steps(
     if scheme_of(key).broken:
         public = [f"to try it with public text: {upload}", *proxy] if answers else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
-    lines = [f"  {UNTUNED if scheme_of(key).k > 1 or key.shares else UNMIXED}"]
+    lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.shares else UNMIXED_WARNING}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
@@ -223,7 +223,9 @@ def obfuscate(
         for remark in filter(None, [assumed(base)]):
             note(remark)
         texts = files.read(base) if existing is None and files.data is not None else None
-        if warning := final_scheme.broken or (UNMIXED if final_scheme.k == 1 and not final_scheme.shares else None):
+        if warning := final_scheme.broken or (
+            UNMIXED_WARNING if final_scheme.k == 1 and not final_scheme.shares else None
+        ):
             note(f"warning: {warning}")
         if existing is None and generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
@@ -250,7 +252,7 @@ def obfuscate(
             if texts is not None:
                 coarse.remember_rate(key, opened.key, base, texts)
     if existing is None:
-        note(LOSS.format(path=key))
+        note(LOSS_WARNING.format(path=key))
     seconds = time.monotonic() - begin
     document = {
         "out": str(out),
@@ -266,7 +268,7 @@ def obfuscate(
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
     advice = (
-        [f"  {coarse.BETTER}"]
+        [f"  {coarse.BETTER_HINT}"]
         if existing is None and scheme is None and architecture_of(base).kind == "encoder"
         else []
     )

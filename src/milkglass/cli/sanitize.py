@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.table import WordVectors
 
 
-MANY = 0.2  # share of unknown words that is reported
+UNKNOWN_SHARE_SHOWN = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
-SMALL = 1 << 22  # bytes of a file that one process is soon done with
-FILES = "give a .jsonl, .json, .csv or .tsv file, or text lines"
+SMALL_FILE_BYTES = 1 << 22  # bytes of a file that one process is soon done with
+FILES_HINT = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
 EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
 BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
-SPARING = ("santext+", "rnm")  # methods for which some words are sensitive
-SAMPLE = 160  # characters of a text that is shown
+SPARING_METHODS = ("santext+", "rnm")  # methods for which some words are sensitive
+SAMPLE_LETTERS = 160  # characters of a text that is shown
 GHOST_TEXT = (
     "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
 )
@@ -46,7 +46,7 @@ def read_shape(
     from milkglass.rows.blocks import shape_of
     from milkglass.rows.tables import delimiter_named
 
-    require_file(path, FILES)
+    require_file(path, FILES_HINT)
     shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
@@ -123,7 +123,7 @@ def write_file(
 
     method = method if method_given else with_table(method, reader)
     assert out is not None  # _require_files
-    workers = workers or (cores() if source.stat().st_size > SMALL else 1)
+    workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     counted = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = over_table(method, reader, counted, workers, as_json)
     if counted and (replaced := sanitizer.sanitizer.drawn_from) is not None:
@@ -146,7 +146,7 @@ def write_file(
 
         _, slots, _ = shape.parse(next(blocks_of(out, shape)))
         container, key = slots[0]
-        print(f"the first text reads now: {shown(container[key][:SAMPLE])}", flush=True)
+        print(f"the first text reads now: {shown(container[key][:SAMPLE_LETTERS])}", flush=True)
 
 
 def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
@@ -187,7 +187,7 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
     words = report["words"]
     unknown_share = words["unknown"]["words"] / max(1, words["all"]["words"])
-    if unknown_share > MANY:
+    if unknown_share > UNKNOWN_SHARE_SHOWN:
         lines += [
             f"{100 * unknown_share:.0f} % of the words are not in the table, so that they are replaced by any word at "
             "all"
@@ -206,7 +206,7 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
 
 def _has_class(report: dict[str, Any], name: str) -> bool:
     """Returns whether a method has a class of words. Tokens have fewer classes than words."""
-    return "by" not in report and (name != "sensitive" or report["method"] in SPARING)
+    return "by" not in report and (name != "sensitive" or report["method"] in SPARING_METHODS)
 
 
 def sanitize_by_ghost(
@@ -457,7 +457,7 @@ def _require_files(source: Path, out: Path | None) -> None:
     from milkglass.rows.blocks import KINDS
     from milkglass.sanitizers.files import require_free
 
-    require_file(source, FILES)
+    require_file(source, FILES_HINT)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)

@@ -116,7 +116,7 @@ def train_config(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
-    from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
+    from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
 
     settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
@@ -124,5 +124,5 @@ def train_config(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
     files.write(out, as_yaml(configuration(trainer, settings)), private=False)
-    run = RUN[trainer].format(config=out)
+    run = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run}, f"wrote {out}\nnext: {run}")

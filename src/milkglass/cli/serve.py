@@ -126,11 +126,11 @@ def serve(
 
 def _base_of(ref: str) -> Path:
     """The folder of a base model, or of several. Raises UsageError, ModelNotFound."""
-    from milkglass.models.resolve import HUB, resolve
+    from milkglass.models.resolve import HUB_PREFIX, resolve
 
     if (folder := Path(ref)).is_dir():
         return folder.resolve()
-    if ref.startswith(("demo:", HUB)):
+    if ref.startswith(("demo:", HUB_PREFIX)):
         return resolve(ref)
     raise UsageError(
         f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"

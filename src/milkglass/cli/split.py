@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
-NOTHING = (
+NOTHING_SAVED = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
     "  attackers read of your texts, and an attack that fails there has shown nothing"
 )
-KEEP = (
+KEEP_HINT = (
     "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
     "  keep a copy of it somewhere safe, and never give it to the server."
 )
@@ -237,7 +237,7 @@ def train(
         "validation": None if evaluation is None else asdict(evaluation),
     }  # fmt: skip
     if not as_json:
-        note(KEEP.format(client=client))
+        note(KEEP_HINT.format(client=client))
     emit(as_json, document, lambda: _trained(document, data))
 
 
@@ -259,7 +259,7 @@ def _trained(document: dict[str, Any], data: Path) -> str:
             f"{duration(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
             *_right(document["validation"]),
-            f"guarantee: {document['guarantee'] or NOTHING}",
+            f"guarantee: {document['guarantee'] or NOTHING_SAVED}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",

@@ -40,10 +40,10 @@ Features = Literal["words", "content", "letters", "both", "agreement"]
 Kind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
 Floats = NDArray[np.float64]
 
-WORD = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
+WORD_PATTERN = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
 MAX_FEATURES = 300_000  # of one vectorizer, the most frequent ones
 FOLDS, MAX_CHOOSING_ROWS = 5, 4_000  # of the cross-validation; from this many rows on a sample decides
-MEMBERS = 5
+MAX_MEMBERS = 5
 STRENGTHS: Mapping[Kind, tuple[float, ...]] = {
     "bayes": (0.03, 0.1, 0.3, 1), "complement": (0.03, 0.1, 0.3, 1), "logistic": (1, 10), "svm": (0.1, 0.3, 1),
     "ridge": (0.3, 1, 3, 10),
@@ -126,7 +126,7 @@ def _vectorizer(name: str) -> Any:
         return TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **settings)
     if name == "content":
         return TfidfVectorizer(ngram_range=(1, 2), stop_words="english", **settings)
-    return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD, **settings)
+    return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD_PATTERN, **settings)
 
 
 def agreement(rows: Rows) -> Floats:
@@ -149,11 +149,11 @@ def _agreement(first_text: str, second_text: str) -> list[float]:
 
 
 def _words(text: str) -> set[str]:
-    return {*re.findall(WORD, text.lower())}
+    return {*re.findall(WORD_PATTERN, text.lower())}
 
 
 def _neighbours(text: str) -> set[tuple[str, str]]:
-    words = re.findall(WORD, text.lower())
+    words = re.findall(WORD_PATTERN, text.lower())
     return {*zip(words, words[1:])}  # noqa: B905 - of unlike lengths
 
 
@@ -349,7 +349,7 @@ def _choose_members(
     """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
     if regression:
         error = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
-        best = [int(n) for n in np.argsort(error, kind="stable")[:MEMBERS]]
+        best = [int(n) for n in np.argsort(error, kind="stable")[:MAX_MEMBERS]]
         mean = np.mean([outputs[n][:, 0] for n in best], axis=0)
         return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
@@ -360,7 +360,7 @@ def _choose_members(
     accuracy = [float((output.argmax(1) == target).mean()) for output in outputs]
     temperatures = [max(TEMPERATURES, key=lambda one, output=output: likelihood(output, one)) for output in outputs]  # type: ignore[misc]
     order = sorted(range(len(outputs)), key=lambda n: (-accuracy[n], -likelihood(outputs[n], temperatures[n])))
-    best = order[:MEMBERS]
+    best = order[:MAX_MEMBERS]
     mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
     return best, temperatures, float((mean.argmax(1) == target).mean())
 

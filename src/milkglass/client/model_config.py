@@ -31,7 +31,7 @@ NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_nam
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
 LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
 # The only entries that may contain words, and the form of these words.
-WORDY = frozenset((
+TEXT_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
     "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
     "rope_type", "type", "problem_type", "position_embedding_type", "cache_implementation", "early_stopping",
@@ -39,7 +39,7 @@ WORDY = frozenset((
 ))  # fmt: skip
 WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 # Entries that models read though their classes do not list them: older names, and sizes with a default of their own.
-UNLISTED = frozenset((
+UNLISTED_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "num_labels", "head_dim",
     "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window",
     "sliding_window_pattern", "layer_types", "hidden_act", "hidden_activation", "hidden_dropout", "classifier_dropout",
@@ -54,7 +54,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
-ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
+EXCLUSIVE_MINIMUM = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
 # Fields that no request to an engine has, and their neutral values
 OTHERS: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
@@ -74,7 +74,7 @@ def config_entries(model_type: str) -> frozenset[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    return UNLISTED | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+    return UNLISTED_ENTRIES | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
 
 
 def generation_entries() -> frozenset[str]:
@@ -87,7 +87,7 @@ def tells(name: str, value: Any) -> bool:
     """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
     words = [] if isinstance(value, Mapping) else list(_words(value))
     return not WORD.fullmatch(name) or (
-        bool(words) and not (name in WORDY and all(WORD.fullmatch(word) for word in words))
+        bool(words) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in words))
     )
 
 
@@ -196,4 +196,4 @@ def _fits(name: str, value: Any) -> bool:
         return False
     if name == "top_k" and value != int(value):
         return False
-    return low <= value <= high and not (value == low and name in ABOVE)
+    return low <= value <= high and not (value == low and name in EXCLUSIVE_MINIMUM)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import Source
 
 BATCH = 64  # texts a request
-COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
+UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
 LEAST_LENGTH = 8  # tokens; a server's record of a shorter training is not followed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
@@ -277,7 +277,7 @@ class Session(AbstractContextManager["Session"]):
         try:
             for new_ids in self.remote.generate(model, ids, sampling):
                 answer.ids += new_ids
-                if answer.tokens - tokens >= COUNTED:
+                if answer.tokens - tokens >= UNCOUNTED_TOKENS:
                     self._count(0, answer.tokens - tokens)
                     tokens = answer.tokens
                 yield decoder.push(new_ids)

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
-STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
-PATIENCE = 3  # epochs without improvement before training stops
-SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
+MIN_STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
+PATIENCE_EPOCHS = 3  # epochs without improvement before training stops
+HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
 BATCH_SIZE: int = Hyperparameters.model_fields["batch_size"].default
 
 
@@ -51,10 +51,10 @@ def training_defaults(task: str, rows: int, settings: Mapping[str, Any], evaluat
     if task == "causal-lm":
         return requested
     batch = requested.get("batch_size") or BATCH_SIZE
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(STEPS * batch / max(1, rows))))
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(MIN_STEPS * batch / max(1, rows))))
     ours: dict[str, Any] = {"learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "n_epochs": float(epochs)}
     if evaluated and "max_steps" not in requested:
-        ours["early_stopping"] = PATIENCE
+        ours["early_stopping"] = PATIENCE_EPOCHS
     return {**ours, **requested}
 
 
@@ -65,7 +65,7 @@ def steps_of(rows: int, settings: Hyperparameters) -> int:
 
 def held_out(rows: int) -> int:
     """Returns how many of so many rows are held out to compare epochs by. 0: there are too few."""
-    count = min(MOST_HELD_OUT, round(SHARE * rows))
+    count = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * rows))
     return count if count >= LEAST_HELD_OUT else 0
 
 
@@ -181,7 +181,7 @@ def _held_out(train: Summary, name: str) -> int:
     if not (count := held_out(train.rows)):
         raise UsageError(
             f"a tenth of the {train.rows:,} rows of {name} is less than {LEAST_HELD_OUT}, too few to compare epochs by",
-            f"give --validation FILE, or {LEAST_HELD_OUT / SHARE:.0f} rows, or leave --hold-out out",
+            f"give --validation FILE, or {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
     return count
 

@@ -32,11 +32,11 @@ from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
 
 READY = "listening on "
-PATIENCE = 120.0  # seconds until it must listen
-GRACE = 30.0  # seconds to stop in good order
+PATIENCE_SECONDS = 120.0  # seconds until it must listen
+GRACE_SECONDS = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
-LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+LARGE_FILE_BYTES = 8 << 20  # bytes; larger files are models and are removed at the end
 MOST_BUSY = 4.0  # times as long as on a machine with nothing else to do
 WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
 COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
@@ -93,9 +93,11 @@ class Service:
         """The server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
         while self._url is None:
             try:
-                line = self._lines.get(timeout=PATIENCE)
+                line = self._lines.get(timeout=PATIENCE_SECONDS)
             except queue.Empty:
-                raise Unreachable(f"the server did not start within {PATIENCE:.0f} s", f"see {self.log}") from None
+                raise Unreachable(
+                    f"the server did not start within {PATIENCE_SECONDS:.0f} s", f"see {self.log}"
+                ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log}")
             if READY in line:
@@ -110,11 +112,11 @@ class Service:
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
         try:
-            self._process.wait(GRACE)
+            self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session: this is the server and no other
             self._process.wait()
-        self._reader.join(GRACE)
+        self._reader.join(GRACE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,9 @@ def _claimed(out: Path) -> Iterator[None]:
     finally:
         for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
             large = (
-                path.is_file() and path.stat().st_size > LARGE and path.parent != out / "client" / COMPARISON / "kept"
+                path.is_file()
+                and path.stat().st_size > LARGE_FILE_BYTES
+                and path.parent != out / "client" / COMPARISON / "kept"
             )
             if large or path.name == "passphrase":
                 path.unlink()

@@ -2,8 +2,8 @@
 
 The limit is a bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows through one enclave takes at
 least (n - burst) / per_hour hours. The level is sealed beside the table, starts full when the enclave is built, and is
-needed to open the table, so that a restart does not fill the bucket. Rows are charged before they leave, `AHEAD` at a
-time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
+needed to open the table, so that a restart does not fill the bucket. Rows are charged before they leave, ROWS_AHEAD at
+a time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
 
 Without a monotonic counter and a clock of its own, no software prevents the following. A machine's owner who restores
 an older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
 
-AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
+ROWS_AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
 
 
 class NotCharged(Exception):
@@ -94,6 +94,6 @@ class RowBudget:
                 f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        grant = int(min(self.level, max(rows - self.charged, AHEAD)))
+        grant = int(min(self.level, max(rows - self.charged, ROWS_AHEAD)))
         self.level, self.charged = self.level - grant, self.charged + grant
         return self.level

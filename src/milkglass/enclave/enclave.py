@@ -21,7 +21,7 @@ from typing import Any
 from milkglass import errors
 from milkglass.attest.claims import Verdict
 from milkglass.enclave import gramine, prompt, release
-from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
+from milkglass.enclave.attestation import ATTESTED_BY_QUOTE, ATTESTED_KIND, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
 from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
@@ -30,7 +30,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
 from milkglass.rows.messages import Message
 
-PROGRAM = "milkglass.enclave.program"
+PROGRAM_MODULE = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
 NAMESPACES = "user, network, processes and mounts of its own"
 
@@ -103,9 +103,9 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
                 f"the enclave's measurement is {self.measurement}, {measurement} is expected",
                 "build the enclave again: an update of Milkglass changes its code",
             )
-        if self.kind != ATTESTED:
+        if self.kind != ATTESTED_KIND:
             return
-        nonce = secrets.token_bytes(release.NONCE)
+        nonce = secrets.token_bytes(release.NONCE_BYTES)
         public, quote = self.challenge(nonce)
         expecting = (verifier or QuoteVerifier.of_folder(self.folder)).expecting(measurement)
         self.verdict = expecting.require(quote, release.report_data(public, nonce), self.collateral)
@@ -119,7 +119,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def collateral(self) -> bytes:
         """Returns what Intel signs beside this enclave's quotes; empty without a file of it in the folder."""
         path = self.folder / COLLATERAL
-        return path.read_bytes() if self.kind == ATTESTED and path.is_file() else b""
+        return path.read_bytes() if self.kind == ATTESTED_KIND and path.is_file() else b""
 
     @property
     def notice(self) -> str:
@@ -266,7 +266,7 @@ def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Returns how a kind is started, and its environment, which has nothing of the user's own."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    inner = [sys.executable, "-P", "-m", PROGRAM, kind]
+    inner = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
     if kind != "process":
         starter = shutil.which(kind)
         if starter is None:

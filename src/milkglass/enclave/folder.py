@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from milkglass import files
 from milkglass.enclave import gramine
-from milkglass.enclave.attestation import ATTESTED
+from milkglass.enclave.attestation import ATTESTED_KIND
 from milkglass.enclave.enclave import Enclave, require_kind
 from milkglass.enclave.package import TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
@@ -105,7 +105,7 @@ def build(
     require_kind(kind)
     with _place(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
         enclave.attest(enclave.measurement)
-        secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
+        secret = b"" if kind == ATTESTED_KIND else secrets.token_bytes(32)
         fetching = stage("receive the table", 0)
         package = fetch(enclave)
         fetching(1)

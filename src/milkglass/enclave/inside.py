@@ -67,8 +67,8 @@ class Inside:
 
     def _challenge(self, nonce: bytes) -> Reply:
         """Returns a quote for the provider's nonce, and a key for its package."""
-        if len(nonce) != release.NONCE:
-            raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
+        if len(nonce) != release.NONCE_BYTES:
+            raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE_BYTES} are needed")
         self._own, self._nonce = X25519PrivateKey.generate(), nonce
         public = self._own.public_key().public_bytes_raw()
         quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from milkglass.errors import EnclaveError
 
 PIECE_BYTES = 1 << 20  # bytes before encryption
-TAG = 16
-PUBLIC = 32
-NONCE = 32
+TAG_BYTES = 16
+PUBLIC_KEY_BYTES = 32
+NONCE_BYTES = 32
 
 
 def report_data(public: bytes, nonce: bytes) -> bytes:
@@ -43,14 +43,16 @@ def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
 
 def decrypted(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
     """Returns the package. Raises EnclaveError if any byte is not the provider's."""
-    if len(answer) < PUBLIC + TAG:
+    if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
-    cipher = ChaCha20Poly1305(_key(private_key, answer[:PUBLIC], nonce))
-    body = memoryview(answer)[PUBLIC:]
-    starts = range(0, len(body), PIECE_BYTES + TAG)
+    cipher = ChaCha20Poly1305(_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
+    body = memoryview(answer)[PUBLIC_KEY_BYTES:]
+    starts = range(0, len(body), PIECE_BYTES + TAG_BYTES)
     try:
         return b"".join(
-            cipher.decrypt(_number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG]), None)
+            cipher.decrypt(
+                _number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG_BYTES]), None
+            )
             for number, start in enumerate(starts)
         )
     except InvalidTag:

@@ -21,7 +21,7 @@ from milkglass.errors import AttestationError, EnclaveError
 COLLATERAL, POLICY = "intel.json", "policy.toml"  # in an enclave's folder
 ANY_MACHINE = {"first-use": "--allow-measurement names enclaves, and no machine"}
 OWN_MACHINE = {"first-use": "this is the user's own machine"}
-FETCH = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
+FETCH_HINT = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class QuoteVerifier:
         try:
             machine = intel.verify(quote, {"intel": collateral} if collateral else {}, self.now(), self.root)
         except AttestationError as error:
-            hint = FETCH if error.reason in ("collateral", "expired") else error.hint
+            hint = FETCH_HINT if error.reason in ("collateral", "expired") else error.hint
             raise EnclaveError(f"the quote is refused ({error.reason}): {error.message}", hint) from None
         if not hmac.compare_digest(machine.report_data, report_data):
             raise EnclaveError("the quote answers another question", "ask for a new challenge")

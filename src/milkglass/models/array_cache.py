@@ -23,7 +23,7 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 
 Arrays = dict[str, NDArray[Any]]
-DIGEST = "sha256"  # the note with the arrays' digest in their file
+DIGEST_NOTE = "sha256"  # the note with the arrays' digest in their file
 
 
 def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
@@ -67,7 +67,7 @@ class ArrayCache:
         arrays = {name: np.ascontiguousarray(computed[name], kind) for name, kind in self.types.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
-            save_file(arrays, partial, {DIGEST: content_digest(arrays)})
+            save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
         return arrays
 
     def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stated: str | None) -> Arrays:
@@ -96,6 +96,6 @@ def _stated(path: Path) -> str | None:
     """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:
-            return str((file.metadata() or {}).get(DIGEST, ""))
+            return str((file.metadata() or {}).get(DIGEST_NOTE, ""))
     except (SafetensorError, OSError):
         return None

@@ -21,10 +21,10 @@ from typing import Any
 
 from milkglass.errors import CodecError
 
-SECONDS = 20.0  # for one conversation. Published templates take milliseconds
+RENDER_SECONDS = 20.0  # for one conversation. Published templates take milliseconds
 START_SECONDS = 120.0  # for the process to load its modules
 MAX_ANSWER = 1 << 28  # bytes of one answer
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
 def render(
@@ -62,7 +62,7 @@ def variables(tokenizer: Any) -> frozenset[str]:
 @lru_cache(maxsize=16)
 def _variables(template: str) -> frozenset[str]:
     return frozenset(_WORKER.ask({"call": "names", "template": template}, "an empty conversation")["names"]) - {
-        *RESERVED
+        *RESERVED_VARIABLES
     }
 
 
@@ -84,13 +84,14 @@ class _Worker:
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
                 )
             self._ready = True
-            answer = self._exchange(process, line, SECONDS)
+            answer = self._exchange(process, line, RENDER_SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
             return answer
         if answer is None:
             raise CodecError(
-                f"the model's chat template did not render {noun} within {SECONDS:.0f} s and its bound on memory",
+                f"the model's chat template did not render {noun} within {RENDER_SECONDS:.0f} s and its bound on "
+                "memory",
                 "use another template: put a published one into the model's folder",
             )
         if fault == "memory":

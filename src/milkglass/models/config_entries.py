@@ -14,8 +14,8 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 CONFIG, GENERATION = "config.json", "generation_config.json"
 HINT = "take the config that was saved with these weights"
 # Each makes from_pretrained fetch, run or decode what is not in the folder
-FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
+FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+IMPLEMENTATION_ENTRIES = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
 LABELS = ("id2label", "label2id")
 MAX_NUMBER = 2**40  # the largest integer in a config
 MAX_LABELS = 10_000
@@ -33,7 +33,9 @@ def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | Non
 
 def _check_config(config: Mapping[str, Any], file: str) -> None:
     for key, value in entries(config, file):
-        forbidden = next((part for part in IMPLEMENTATIONS if part in key.lower()), key if key in FORBIDDEN else None)
+        forbidden = next(
+            (part for part in IMPLEMENTATION_ENTRIES if part in key.lower()), key if key in FORBIDDEN_ENTRIES else None
+        )
         if forbidden:
             raise UnsupportedModel(f"{file} has {forbidden}, which is not accepted", f"take it out of {file}")
         if isinstance(value, int) and abs(value) > MAX_NUMBER:

@@ -38,11 +38,11 @@ from pathlib import Path
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
 from milkglass.files import new_dir, sha256, write_json
 
-HUB = "hf:"
+HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
-SUMS = ".sha256.json"  # the SHA-256 of each file of a cached model
+SUMS_FILE = ".sha256.json"  # the SHA-256 of each file of a cached model
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -76,7 +76,7 @@ class Embedded:
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS, *self._unknown()])
+        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
 
     @property
@@ -146,7 +146,7 @@ EMBEDDED = {
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
-ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
+VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
 
 
 def _version(package: str, otherwise: str) -> str:
@@ -174,7 +174,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
         return _snapshot(folder.resolve())
-    if ref.startswith(HUB):
+    if ref.startswith(HUB_PREFIX):
         return _from_hub(ref)
     if HUB_ID.fullmatch(ref):
         return _fetched_before(ref)
@@ -217,16 +217,16 @@ def recorded(ref: str, folder: Path) -> str:
         return ref
     if Path(ref).expanduser().is_dir():
         return str(folder)
-    name = ref.removeprefix(HUB).partition("@")[0]
-    return f"{HUB}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
+    name = ref.removeprefix(HUB_PREFIX).partition("@")[0]
+    return f"{HUB_PREFIX}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
 
 
 def quiet() -> None:
     """Hides transformers' progress bars while weights are loaded, which a log would show as a line each.
 
-    The hub's bars for downloads stay. A variable of ASKED that the user has set is respected.
+    The hub's bars for downloads stay. A variable of VERBOSITY_VARIABLES that the user has set is respected.
     """
-    if any(os.environ.get(name) for name in ASKED):
+    if any(os.environ.get(name) for name in VERBOSITY_VARIABLES):
         return
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
@@ -240,9 +240,9 @@ def _from_hub(ref: str) -> Path:
     """Fetches a model. The revision is resolved first, so that all files are of one commit, which can be recorded."""
     from huggingface_hub import HfApi, snapshot_download
 
-    if not HUB_ID.fullmatch(ref.removeprefix(HUB)):
+    if not HUB_ID.fullmatch(ref.removeprefix(HUB_PREFIX)):
         raise ModelNotFound(f"{ref!r} is not a hub id", "write hf:owner/name or hf:owner/name@revision")
-    name, _, revision = ref.removeprefix(HUB).partition("@")
+    name, _, revision = ref.removeprefix(HUB_PREFIX).partition("@")
     try:
         commit = revision if COMMIT.fullmatch(revision) else HfApi().model_info(name, revision=revision or None).sha
         if commit is None:
@@ -251,7 +251,8 @@ def _from_hub(ref: str) -> Path:
     except _hub_errors() as error:
         raise ModelNotFound(
             f"the hub did not give {ref!r} ({type(error).__name__})",
-            f"check the name and the network; {ref.removeprefix(HUB)} without {HUB} is what was fetched before",
+            f"check the name and the network; {ref.removeprefix(HUB_PREFIX)} without {HUB_PREFIX} is what was fetched "
+            "before",
         ) from error
 
 
@@ -265,7 +266,7 @@ def _fetched_before(ref: str) -> Path:
     except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(
             f"there is no folder {ref!r}, and no model of this name was fetched from the hub before",
-            f"for a model of the hub write {HUB}{ref}; nothing was asked of it",
+            f"for a model of the hub write {HUB_PREFIX}{ref}; nothing was asked of it",
         ) from error
 
 
@@ -315,7 +316,7 @@ def _cached(model: Embedded, source: Path, target: Path) -> Path:
                     f"{model.ref} became other files than it must: {', '.join(differing)}",
                     f"reinstall what makes them: {', '.join((model.package, *CONVERTERS))}",
                 )
-            write_json(partial / SUMS, sums)
+            write_json(partial / SUMS_FILE, sums)
     except OSError:
         if not target.is_dir():  # else another process was faster; its folder is as good as ours
             raise
@@ -327,7 +328,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     """Raises CorruptCheckpoint for a file in the cache that was changed. It is checked once a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
-        sums = json.loads((folder / SUMS).read_text("utf-8"))
+        sums = json.loads((folder / SUMS_FILE).read_text("utf-8"))
         if not isinstance(sums, dict):
             raise ValueError
     except (OSError, ValueError):
@@ -335,7 +336,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     pinned = EMBEDDED[ref].pinned
     if pinned is not None and sums != pinned:
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
-    names = {path.name for path in folder.iterdir()} - {SUMS}
+    names = {path.name for path in folder.iterdir()} - {SUMS_FILE}
     for name in sorted(names | sums.keys()):
         file = folder / name
         is_expected = name in names and name in sums and file.is_file()

@@ -19,10 +19,10 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN, READABLE, TensorRef
+from milkglass.models.safetensors_header import METADATA, PLAIN_NOTES, READABLE_DTYPES, TensorRef
 from milkglass.progress import Progress, no_progress
 
-DTYPES: dict[str, torch.dtype] = dict(zip(READABLE, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+DTYPES: dict[str, torch.dtype] = dict(zip(READABLE_DTYPES, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 CHUNK_BYTES = 1 << 22  # bytes copied or hashed at a time
 SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
 
@@ -126,7 +126,7 @@ def write_safetensors(
 
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _head(refs: list[TensorRef]) -> bytes:
-    header: dict[str, Any] = {METADATA: PLAIN}
+    header: dict[str, Any] = {METADATA: PLAIN_NOTES}
     at = 0
     for ref in refs:
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [at, at + ref.bytes]}

@@ -21,9 +21,9 @@ from milkglass.unique_keys import unique_keys
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-READABLE = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
+READABLE_DTYPES = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
 METADATA = "__metadata__"
-PLAIN = {"format": "pt"}  # the only note of our files
+PLAIN_NOTES = {"format": "pt"}  # the only note of our files
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
@@ -66,13 +66,13 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
 def has_notes(path: Path) -> bool:
     """Returns whether a file has notes of its writer. Raises what `read_header` raises."""
-    return read_all(path)[1] != PLAIN
+    return read_all(path)[1] != PLAIN_NOTES
 
 
 def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN."""
+    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN_NOTES."""
     entries, data_start, size = _read_entries(path)
-    notes = entries.pop(METADATA, PLAIN)
+    notes = entries.pop(METADATA, PLAIN_NOTES)
     result = {name: _tensor_ref(path, name, entry, data_start, size) for name, entry in entries.items()}
     _require_contiguous(path, list(result.values()), data_start, size)
     return result, notes

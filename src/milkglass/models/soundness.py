@@ -25,7 +25,7 @@ from milkglass.models.torch_model import ONE_LOAD
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
@@ -126,7 +126,7 @@ def _key_id(config: Mapping[str, Any]) -> str | None:
 def _require_layers(checkpoint: Checkpoint) -> None:
     """Checks the number of layers before the config is resolved: some make a list of the stated length."""
     for key, value in entries(checkpoint.config):
-        if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
+        if key in DEPTH_NAMES and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
             raise CorruptCheckpoint(
                 f"{CONFIG} says {_said(value)} for {key}, and the weights have {len(checkpoint.tensors)} tensors", HINT
             )

@@ -27,8 +27,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from milkglass.system import close_memory
 
-MEMORY = 1 << 29  # bytes that rendering may add after the modules are loaded
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
+MEMORY_BYTES = 1 << 29  # bytes that rendering may add after the modules are loaded
+REASONING_FIELDS = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names of a message's thoughts; templates read the first
 
 
 class Generation(jinja2.ext.Extension):
@@ -130,7 +134,7 @@ def rendered(
 
 def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a message with its thoughts under all names that templates read."""
-    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
@@ -145,7 +149,7 @@ def main() -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     close_memory()  # it is given texts
-    bound = _address_space() + MEMORY
+    bound = _address_space() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     writing.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
     writing.flush()

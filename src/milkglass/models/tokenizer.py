@@ -24,7 +24,7 @@ from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
 
-UNLIMITED = int(1e30)  # transformers' model_max_length of a folder that states none
+UNLIMITED_LENGTH = int(1e30)  # transformers' model_max_length of a folder that states none
 MAX_TRUNCATION = int(1e20)  # a longer limit cuts nothing
 # How BERT's decoder joins words to marks, and the replacement
 CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
@@ -75,7 +75,7 @@ class Tokenizer:
         special: Mapping[str, str] | None = None,
         more_special: Sequence[str] = (),
         chat_template: str | Mapping[str, str] | None = None,
-        model_max_length: Any = UNLIMITED,
+        model_max_length: Any = UNLIMITED_LENGTH,
         token_types: bool = False,
         truncation_side: str = "right",
         cleans_up: bool = False,
@@ -283,7 +283,7 @@ def _read(folder: Path) -> Tokenizer:
         special,
         [str(token) for token in extra],
         chat_template=_templates(folder, settings),
-        model_max_length=UNLIMITED if limit is None else limit,
+        model_max_length=UNLIMITED_LENGTH if limit is None else limit,
         token_types=kind.token_types if names is None else "token_type_ids" in names,
         truncation_side=str(all_settings.get("truncation_side", "right")),
         cleans_up=bool(settings.get("clean_up_tokenization_spaces")),

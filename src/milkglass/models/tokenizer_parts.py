@@ -50,7 +50,7 @@ OWN_NORMALIZERS = PLAIN_NORMALIZERS | {"Precompiled"}  # SentencePiece's table o
 PLAIN_CUTS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
-READS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
+READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
 REPEATED = frozenset(
     {"Replace", "Split", "Punctuation", "Digits", "Strip"}
 )  # other kinds stand once: each may lengthen
@@ -58,12 +58,12 @@ MOST_PARTS = 16
 MOST_ADDED = 16  # tokens that a post-processor puts around a text
 PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
-FIXED = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
+FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
 # Bytes that only texts with control characters have: those that UTF-8 does not use, and the first bytes of characters
 # that Unicode has not assigned. A published tokenizer may lack a token for them
 RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
 SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
-ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
+END_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
 def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
@@ -115,7 +115,7 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
 
 
 def _decoder_fault(part: Part) -> str:
-    if part["type"] in READS:
+    if part["type"] in READING_DECODERS:
         return _fixed_fault(part)
     if part["type"] == "Strip":
         is_short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
@@ -127,7 +127,7 @@ def _decoder_fault(part: Part) -> str:
 
 
 def _fixed_fault(part: Part) -> str:
-    name, value = FIXED.get(part["type"], ("", ""))
+    name, value = FIXED_SETTINGS.get(part["type"], ("", ""))
     return "" if part.get(name, value) == value else f"its {name} is another than {value}"
 
 
@@ -241,7 +241,7 @@ def _cut_fault(part: Part, provider: bool) -> str:
 
 
 def _end_fault(part: Part) -> str:
-    if part["type"] in ENDS:
+    if part["type"] in END_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
         orders = [

@@ -27,8 +27,8 @@ quiet()  # what loads a model imports this module first
 # later one finds the other's replacement and may restore that last: from then on no head is tied in this process, and
 # models answer with untied weights.
 ONE_LOAD = threading.RLock()
-DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
-DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
+DRAWING_METHODS = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
+DEPTH_NAMES = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 class SkipInitialisation(TorchFunctionMode):
@@ -39,7 +39,7 @@ class SkipInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if getattr(func, "__name__", "") in DRAWING:
+        if getattr(func, "__name__", "") in DRAWING_METHODS:
             return args[0] if args else options["tensor"]
         return func(*args, **options)
 
@@ -68,7 +68,7 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
 
     raw = dict(base.config)
     if layers is not None:
-        raw |= {name: min(layers, int(raw[name])) for name in DEPTHS if name in raw}
+        raw |= {name: min(layers, int(raw[name])) for name in DEPTH_NAMES if name in raw}
         if isinstance(raw.get("layer_types"), list):
             raw["layer_types"] = raw["layer_types"][:layers]
     return _build(AutoModel, base, raw, attention)

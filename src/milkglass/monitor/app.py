@@ -27,7 +27,7 @@ from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
-from milkglass.proxy.guard import OPENING
+from milkglass.proxy.guard import OPENING_PATH
 
 NEWS_SECONDS = 20.0  # seconds that a request for news is kept open
 POLICY = (
@@ -118,7 +118,7 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
         }
         return Response(page.replace(NONCE, nonce), media_type="text/html; charset=utf-8", headers=headers)
 
-    @router.post(OPENING)
+    @router.post(OPENING_PATH)
     async def let_in(request: Request) -> JSONResponse:
         try:
             code = CodeBody.model_validate_json(await request.body()).code

@@ -16,7 +16,7 @@ from milkglass.proxy.observe import Ids, Received
 from milkglass.sequences import common_prefix
 
 EXCHANGES_KEPT = 100  # exchanges
-COMPARED = 8  # the last exchanges that a question may repeat
+EXCHANGES_COMPARED = 8  # the last exchanges that a question may repeat
 MAX_TOKENS_KEPT = 200_000  # tokens of all exchanges together: the oldest are dropped first
 
 
@@ -103,7 +103,7 @@ class ExchangeLog:
         return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
     def _repeated(self, prompt: list[int]) -> int:
-        before = list(self.exchanges)[-COMPARED:]
+        before = list(self.exchanges)[-EXCHANGES_COMPARED:]
         shared = [(exchange, common_prefix(prompt, [*exchange.prompt, *exchange.answer])) for exchange in before]
         return max((count for exchange, count in shared if count >= len(exchange.prompt)), default=0)
 

@@ -32,7 +32,7 @@ Side = Literal["question", "answer"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLE = re.compile(rf"\A({'|'.join(ROLES)})\n")  # as ChatML and its kin begin a message, after a special token
 TOKENS_SHOWN = 2000  # tokens of one text
-UNREAD = "\u00b7"
+UNREAD_SIGN = "\u00b7"
 NOTHING_READ = "Nothing was read within the budget"
 SIDES: tuple[Side, Side] = ("question", "answer")
 
@@ -142,7 +142,7 @@ class TextViews:
         if not visible:
             return "special", self.names[true]
         if read == NO_BELIEF:
-            return "unread", UNREAD
+            return "unread", UNREAD_SIGN
         return ("right" if read == true else "wrong"), self.names[read]
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 
 Ids = NDArray[np.int64]
-UNIT = 1 << 44  # the weight of the value itself
+OWN_WEIGHT = 1 << 44  # the weight of the value itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +31,18 @@ class RandomisedResponse:
 
     @property
     def weight(self) -> int:
-        """Returns w, the weight of each other value in units of UNIT, rounded up."""
-        return min(UNIT, math.ceil(UNIT * math.exp(-self.epsilon)) + 1)
+        """Returns w, the weight of each other value in units of OWN_WEIGHT, rounded up."""
+        return min(OWN_WEIGHT, math.ceil(OWN_WEIGHT * math.exp(-self.epsilon)) + 1)
 
     @property
     def kept(self) -> float:
         """Returns P(y = x)."""
-        return UNIT / self._total
+        return OWN_WEIGHT / self._total
 
     @property
     def advantage(self) -> float:
         """Returns log P(y | x) for y = x, less that for any other y: epsilon, as far as integers can express it."""
-        return math.log(UNIT / self.weight)
+        return math.log(OWN_WEIGHT / self.weight)
 
     @property
     def noise_bits(self) -> float:
@@ -59,8 +59,8 @@ class RandomisedResponse:
         index = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
         known_values = np.flatnonzero(self.values[index] == result) if len(self.values) else np.empty(0, np.int64)
         draws = stream.integers(self._total, len(known_values))
-        is_changed = draws >= UNIT
-        step = 1 + (draws[is_changed] - UNIT) // self.weight
+        is_changed = draws >= OWN_WEIGHT
+        step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.weight
         positions = known_values[is_changed]
         result[positions] = self.values[(index[positions] + step) % len(self.values)]
         return result
@@ -75,4 +75,4 @@ class RandomisedResponse:
 
     @property
     def _total(self) -> int:
-        return UNIT + max(0, len(self.values) - 1) * self.weight
+        return OWN_WEIGHT + max(0, len(self.values) - 1) * self.weight

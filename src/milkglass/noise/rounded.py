@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 SAMPLES_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
 INVERSE_ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
-DIGITS = 60
+TAIL_DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
@@ -76,9 +76,9 @@ def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any]
     import mpmath
 
     width = 64
-    with mpmath.workdps(DIGITS):
+    with mpmath.workdps(TAIL_DIGITS):
         while True:
-            mpmath.mp.dps = max(DIGITS, width // 3 + 20)
+            mpmath.mp.dps = max(TAIL_DIGITS, width // 3 + 20)
             if bits:  # else the tail has no lower bound yet
                 magnitude = _magnitude(mpmath.mpf(bits + 1) / 2**width, ratio, guess, tail)
                 if magnitude == _magnitude(mpmath.mpf(bits) / 2**width, ratio, magnitude, tail):

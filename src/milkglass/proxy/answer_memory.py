@@ -17,7 +17,7 @@ from milkglass.rows.messages import Message
 
 MOST_TOKENS = 1_000_000  # of all answers: the longest unused ones are dropped first
 PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed
-LAST = 64  # answers that are looked for inside of other texts
+MAX_ANSWERS_SOUGHT = 64  # answers that are looked for inside of other texts
 # The least letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and
 # an engine that guessed it in an earlier answer would see by the ids that it guessed right
 MIN_QUOTED_LETTERS = 64
@@ -53,7 +53,7 @@ class AnswerMemory:
             return []
         newest = reversed(self._kept.items())
         candidates = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= min_letters)
-        return [ids.tolist() for text, ids in islice(candidates, LAST) if text in prompt]
+        return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
         """Returns the messages, and adds its ids to each that repeats an answer."""

@@ -30,7 +30,7 @@ from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-LONG = 64 << 10  # bytes of a request that is encoded in a thread
+LONG_BYTES = 64 << 10  # bytes of a request that is encoded in a thread
 
 
 class ApiExchange(Protocol):
@@ -90,7 +90,7 @@ async def _respond(
     request: Request, make: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
 ) -> Response:
     """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
-    is_long = len(await request.body()) > LONG
+    is_long = len(await request.body()) > LONG_BYTES
     answer = await asyncio.to_thread(make) if is_long else make()
     if stream:
         return EventStream(_stream(answer, done_event), lambda: None)

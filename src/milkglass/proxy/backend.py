@@ -37,8 +37,8 @@ from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
 
-EMBEDDED = 64  # rows of one request to the engine
-LETTERS = 128  # the most letters of a token, on average over a text
+ROWS_A_REQUEST = 64  # rows of one request to the engine
+MAX_LETTERS_A_TOKEN = 128  # the most letters of a token, on average over a text
 DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
 MAX_NAMES_SHOWN = 10  # names of models in a message
 
@@ -149,7 +149,7 @@ class Backend:
 
     def _require_short(self, letters: int, noun: str = "messages") -> None:
         """Raises ContextLengthExceeded for a text that is too long by its letters: tokenizing it takes minutes."""
-        if letters > LETTERS * self.codec.limit:
+        if letters > MAX_LETTERS_A_TOKEN * self.codec.limit:
             raise exceeded(self.codec.limit, noun, None)
 
     @contextmanager
@@ -226,8 +226,8 @@ class Backend:
         if model.kind == "decoder":
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
         vectors: list[list[float]] = []
-        for start in range(0, len(rows), EMBEDDED):
-            batch = rows[start : start + EMBEDDED]
+        for start in range(0, len(rows), ROWS_A_REQUEST):
+            batch = rows[start : start + ROWS_A_REQUEST]
             for row in batch:
                 self.observer.begin_exchange(row)
             vectors += await self.upstream.embed(model.name, batch)

@@ -21,23 +21,23 @@ Tool = dict[str, Any]
 Message = dict[str, Any]
 
 # OpenAI's fields about its own service: they change nothing of an answer here, and are not sent.
-IGNORED = (
+IGNORED_FIELDS = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
     "include",
 )  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may name: parts of OpenAI's own tools and service, which no answer here has.
-ABSENT = frozenset({
+ABSENT_FIELDS = frozenset({
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
 })  # fmt: skip
-CONSTRAINED = "constrained decoding needs the texts of tokens at the engine, which must not have them"
+CONSTRAINED_REASON = "constrained decoding needs the texts of tokens at the engine, which must not have them"
 # Fields that would reveal the tokens' texts to the engine, or mean nothing for text: why, and values without effect.
 PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
-    "response_format": (CONSTRAINED, ("", {}, {"type": "text"})),
-    "structured_outputs": (CONSTRAINED, ({},)),
-    "guided_json": (CONSTRAINED, ("",)),
+    "response_format": (CONSTRAINED_REASON, ("", {}, {"type": "text"})),
+    "structured_outputs": (CONSTRAINED_REASON, ({},)),
+    "guided_json": (CONSTRAINED_REASON, ("",)),
     "audio": ("only text is scrambled", ()),
     "modalities": ("only text is scrambled", ([], ["text"])),
     "prediction": ("a predicted answer would have to cross the wire", ()),
@@ -66,7 +66,7 @@ UNSET: Mapping[str, Sequence[Any]] = {
     "reasoning_effort": ("",),
     "thinking": ({},),
 }
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
 def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
@@ -82,16 +82,16 @@ def _known(value: Any) -> Any:
     if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
     for name in included or ():
-        if name not in ABSENT and (name != LOGPROBS or "input" not in value):
+        if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in value):
             raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
     if LOGPROBS in (included or ()):
         value = {"top_logprobs": 0, **value}
     fields = {
         name: item
         for name, item in value.items()
-        if name not in IGNORED and item is not None and not _is_one_of(item, UNSET.get(name, ()))
+        if name not in IGNORED_FIELDS and item is not None and not _is_one_of(item, UNSET.get(name, ()))
     }
-    fields |= {name: None for name in LIMITS if _is_one_of(fields.get(name), (-1,))}
+    fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
     for name, (reason, nothing) in PRIVATE.items():
         if name in fields and not _is_one_of(fields.pop(name), nothing):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
@@ -219,5 +219,5 @@ class ResponseBody(Templated):
             raise PydanticCustomError("not_offered", f"`text.{(others or ['verbosity'])[0][:60]}` is not offered")
         text_format = text.get("format")
         if text_format is not None and not (isinstance(text_format, Mapping) and text_format.get("type") == "text"):
-            raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED}")
+            raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED_REASON}")
         return self

@@ -1,6 +1,6 @@
 """Observers receive the ids that the proxy sends and receives. One counts them, another shows them on a page.
 
-Counts are summed here, and written beside the key at intervals. A proxy that is killed leaves the last `EVERY` seconds
+Counts are summed here, and written beside the key at intervals. A proxy that is killed leaves the last WRITE_SECONDS
 uncounted.
 """
 
@@ -20,7 +20,7 @@ from milkglass.progress import Log, no_log
 
 Ids = Sequence[int] | NDArray[Any]
 Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
-EVERY = 1.0  # seconds
+WRITE_SECONDS = 1.0  # seconds
 
 
 def ignore_ids(ids: Ids) -> None:
@@ -90,7 +90,7 @@ class UsageCount:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(WRITE_SECONDS)
             await _shielded(self._write())
 
     async def _write(self) -> None:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from milkglass.errors import MilkglassError, RefusedThere, RemoteError, UsageError
 from milkglass.server.http import errors
 
-BUSY = frozenset({429, 503})
+BUSY_STATUSES = frozenset({429, 503})
 CALLS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings (POST) and /v1/models (GET)"
 HINTS = {
     400: "send a JSON object",
@@ -45,7 +45,7 @@ def install(app: FastAPI) -> None:
 
 
 def respond(error: MilkglassError) -> JSONResponse:
-    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY else None)
+    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY_STATUSES else None)
 
 
 def body(error: MilkglassError) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def of_any(error: Exception) -> dict[str, Any]:
     """Returns the body of an error after an answer began. An error that is not ours is not quoted."""
     if isinstance(error, MilkglassError):
         return body(gateway(error))
-    return _joined(errors.body(500, errors.INTERNAL, "internal_error", "its log names the place; please report it"))
+    return _joined(
+        errors.body(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
+    )
 
 
 def gateway(error: MilkglassError) -> MilkglassError:
@@ -65,7 +67,7 @@ def gateway(error: MilkglassError) -> MilkglassError:
     An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
     finds at fault gets 400, which no client repeats.
     """
-    if isinstance(error, RemoteError) and error.status not in BUSY:
+    if isinstance(error, RemoteError) and error.status not in BUSY_STATUSES:
         error.status = 400 if isinstance(error, RefusedThere) else 502
     return error
 
@@ -73,13 +75,13 @@ def gateway(error: MilkglassError) -> MilkglassError:
 # Parts of a hint for whoever starts the proxy: an application has no command line
 OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
 MAX_NUMBER = 10**12  # the largest number that a message names
-OTHERWISE = "the person who runs this proxy can mend it"
+OTHERWISE_HINT = "the person who runs this proxy can mend it"
 
 
 def _joined(document: dict[str, Any]) -> dict[str, Any]:
     error = document["error"]
     parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
-    error["hint"] = "; ".join(parts) or (OTHERWISE if error["hint"] else "")
+    error["hint"] = "; ".join(parts) or (OTHERWISE_HINT if error["hint"] else "")
     error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 

@@ -20,7 +20,7 @@ from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
 from milkglass.proxy.observe import Observer, Observers, UsageCount
 from milkglass.server import logs
-from milkglass.server.process import DRAIN, WebServer, allowed, listen, url_of
+from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
@@ -121,7 +121,9 @@ async def serve(
     def stopping() -> None:
         if not server.should_exit and (left := len(server.server_state.tasks)):
             requests = "1 request" if left == 1 else f"{left} requests"
-            loop.call_soon_threadsafe(notice, f"finishing {requests}, {DRAIN} s at most; Ctrl-C again ends them")
+            loop.call_soon_threadsafe(
+                notice, f"finishing {requests}, {DRAIN_SECONDS} s at most; Ctrl-C again ends them"
+            )
 
     server = WebServer(app, address, limits, stopping, on_ready=lambda: ready(url))
     await server.serve(sockets=[listener])

@@ -34,7 +34,7 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import ServedKey, all_connected
 from milkglass.proxy.observe import UsageCount
 
-OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
+OWN_HEADERS = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
 T = TypeVar("T")
 NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
@@ -46,7 +46,7 @@ class InPlaceExchange:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
         self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
-        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN_HEADERS]
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
             "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,

@@ -23,15 +23,15 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
+from milkglass.rows.data_file import CHATS, INSTRUCTED_COLUMNS, JSON, TEXTS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
-WEIGHTS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
-TABLE_WEIGHTS = WEIGHTS[:2]
-FOREIGN = {
+WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
+TABLE_WEIGHTS = WEIGHT_FIELDS[:2]
+FOREIGN_FORMATS = {
     ("conversations",): "ShareGPT's conversations",
     ("prompt", "completion"): "a prompt and a completion",
     ("prompt", "chosen"): "a prompt and preferred answers",
@@ -330,7 +330,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
     """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
-    for name in WEIGHTS if file.kind in JSON else TABLE_WEIGHTS:
+    for name in WEIGHT_FIELDS if file.kind in JSON else TABLE_WEIGHTS:
         if name not in file.named and not missing(row.get(name)):
             raise CodecError(
                 f"{place} has {name}, which is not honoured: each row counts alike",
@@ -378,7 +378,7 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
         messages = question_answer(place, row, question, answer, prefix=prefix)
         return Example(place.number, "chat", messages=messages, noun=place.noun)
     if file.text is None and not {*TEXTS} & {*row}:
-        for names, format_name in FOREIGN.items():
+        for names, format_name in FOREIGN_FORMATS.items():
             if {*names} <= {*row}:
                 raise CodecError(f"{place} has {format_name}, which are not read", AS_MESSAGES)
     return None
@@ -405,10 +405,11 @@ def _without_gaps(value: Any) -> Any:
 
 def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
     result = question_answer(place, row, "instruction", "output", "input")
-    if unknown_columns := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
+    if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not missing(row[name])]:
         raise CodecError(
-            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
-            f"{columns_there(row, INSTRUCTED)}; leave the others out, or write messages",
+            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
+            "honoured",
+            f"{columns_there(row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
         )
     return result
 

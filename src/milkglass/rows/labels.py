@@ -29,8 +29,8 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText
 from milkglass.rows.place import Place, missing
 
-GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
-EXACT = 1 << 53  # above it a float stands for no single whole number
+MISSING_WORDS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
+MAX_EXACT_NUMBER = 1 << 53  # above it a float stands for no single whole number
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -91,7 +91,7 @@ def _whole(cell: Any) -> int | None:
         cell = float(cell)
     if isinstance(cell, Decimal) and cell.is_finite():
         cell = float(cell)
-    if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= EXACT or not cell.is_integer():
+    if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= MAX_EXACT_NUMBER or not cell.is_integer():
         return None
     return int(cell)
 
@@ -114,7 +114,7 @@ def _is_digits(cell: Any) -> bool:
 
 
 def _is_gap(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.strip().casefold() in GAPS
+    return isinstance(cell, str) and cell.strip().casefold() in MISSING_WORDS
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

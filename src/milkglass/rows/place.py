@@ -34,7 +34,7 @@ _WORDS = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#]
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*")
 LEAST_BELOW = 5  # rows of numbers that show that the line above them is a header
 
-NAMING = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
+NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def require_columns(
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, columns, names_above(names, rows) or _has_names(file))}; {NAMING}",
+            f"{columns_there(names, columns, names_above(names, rows) or _has_names(file))}; {NAMING_HINT}",
         )
     if absent := [name for name in needed if name not in names]:
         is_header = names_above(names, rows) or _has_names(file)
@@ -103,7 +103,7 @@ def require_columns(
 
 def no_text(place: Place, names: Collection[str], known: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(f"{place} has no text", f"{columns_there(names, known, _has_names(place.file))}; {NAMING}")
+    return CodecError(f"{place} has no text", f"{columns_there(names, known, _has_names(place.file))}; {NAMING_HINT}")
 
 
 def _has_names(file: str) -> bool:

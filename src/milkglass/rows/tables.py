@@ -18,16 +18,16 @@ from typing import Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import LONGEST, UTF8, lines, not_utf8
+from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8
 from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-FIRST, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
-BLOCK = 1 << 20  # characters of a JSON list read at a time
+FIRST_LETTERS, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
+BLOCK_LETTERS = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
-SENTENCE = 5  # the least words of a sentence
-MARKS = (".", ";", "?", "!")
+MIN_SENTENCE_WORDS = 5  # the least words of a sentence
+END_MARKS = (".", ";", "?", "!")
 _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -102,7 +102,7 @@ def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]
 
 
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    limit, number = csv.field_size_limit(LONGEST), 0
+    limit, number = csv.field_size_limit(MAX_LINE_LETTERS), 0
     try:
         with path.open(encoding=UTF8, newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -153,7 +153,7 @@ def delimiter_of(path: Path, known: Collection[str]) -> str:
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
     """Returns complete first rows, or none if the quotes do not fit this delimiter."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
-        head = file.read(FIRST)
+        head = file.read(FIRST_LETTERS)
         is_cut = bool(file.read(1))
     rows: list[list[str]] = []
     text = io.StringIO(head, newline="")
@@ -196,13 +196,17 @@ def json_object(place: Place, text: str) -> dict[str, Any]:
 def json_sentences(path: Path) -> Rows:
     """Yields the sentences of the column "text" of JSON Lines, whose documents have a paragraph a line.
 
-    Sentences of fewer than SENTENCE words, text without a final mark, such as headings, and repeats are left out.
+    Sentences of fewer than MIN_SENTENCE_WORDS, text without a final mark, such as headings, and repeats are left out.
     """
     seen_hashes = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
             for sentence in _ENDS.split(paragraph.strip()):
-                if sentence.endswith(MARKS) and len(sentence.split()) >= SENTENCE and hash(sentence) not in seen_hashes:
+                if (
+                    sentence.endswith(END_MARKS)
+                    and len(sentence.split()) >= MIN_SENTENCE_WORDS
+                    and hash(sentence) not in seen_hashes
+                ):
                     seen_hashes.add(hash(sentence))
                     yield place, {"text": sentence}
 
@@ -214,7 +218,7 @@ def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
 
 def is_json_list(path: Path) -> bool:
     with path.open(encoding=UTF8, errors="replace") as file:
-        while (head := file.read(BLOCK)).isspace():
+        while (head := file.read(BLOCK_LETTERS)).isspace():
             pass
     return head.lstrip().startswith("[")
 
@@ -235,13 +239,13 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
     """Yields the entries of a file that is one JSON list, with one block and one entry in memory."""
     try:
         with path.open(encoding=UTF8) as file:
-            buffer = file.read(BLOCK)
+            buffer = file.read(BLOCK_LETTERS)
             while buffer.isspace():
-                buffer = file.read(BLOCK)
+                buffer = file.read(BLOCK_LETTERS)
             at = _skip(buffer, 0)
             if buffer[at : at + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            at, number, block_size = _skip(buffer, at + 1), 1, BLOCK
+            at, number, block_size = _skip(buffer, at + 1), 1, BLOCK_LETTERS
             while True:
                 place = Place(path.name, number, "entry")
                 try:
@@ -260,7 +264,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                     yield place, value
                 if is_last:
                     return
-                number, block_size = number + 1, BLOCK
+                number, block_size = number + 1, BLOCK_LETTERS
     except UnicodeDecodeError:
         raise not_utf8(path) from None
 

@@ -32,7 +32,7 @@ SAMPLE_WORDS = 256  # words that g is the mean distance to
 WORDS_AT_A_TIME = 64  # prepared
 TRIALS_AT_A_TIME = 8192
 MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in full
-SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+ENVELOPE_SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
 class Heads:
@@ -129,7 +129,7 @@ class Heads:
         cumulative /= (cumulative[:, -1] + tail)[:, None]
         if nearest.shape[1] == len(self.targets):
             cumulative[:, -1] = 1
-        slack = (self.usual - distance).max(1) + SLACK * self.longest
+        slack = (self.usual - distance).max(1) + ENVELOPE_SLACK * self.longest
         kept_places = places[slots]
         self.near[kept_places], self.cumulative[kept_places], self.slack[kept_places] = (
             nearest[slots],

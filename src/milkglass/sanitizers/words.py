@@ -32,7 +32,7 @@ MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there l
 TICKS = "'\u2019"
 ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
 CONTRACTIONS = frozenset(("n't", *ENDINGS))
-ODD = {"can't": "can", "won't": "will", "shan't": "shall"}
+ODD_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
 _SUBJECTS = """
 i you he she it we they that there here this who what where how let
 """
@@ -110,8 +110,8 @@ def spellings(word: str) -> Iterable[str]:
 def stem(word: str) -> str | None:
     """Returns the word before a contraction's ending, in lower case: "do" for "don't". None: it has no such ending."""
     small = word.lower().replace("\u2019", "'")
-    if small in ODD:
-        return ODD[small]
+    if small in ODD_STEMS:
+        return ODD_STEMS[small]
     return next(
         (
             small.removesuffix(contraction)

@@ -43,7 +43,7 @@ from milkglass.schemes.symbols.kmeans import KMeans
 from milkglass.schemes.symbols.learnt import Learnt
 from milkglass.schemes.symbols.symbol_map import HINT, MergedRows, SymbolMap
 
-UNSEEN = 0.3  # occurrences that a token which was never counted is taken to have
+UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken to have
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Coarse(Scheme):
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Returns (n,) the assumed frequency of each token, above 0."""
-    return counts.astype(np.float64) + UNSEEN
+    return counts.astype(np.float64) + UNSEEN_COUNT
 
 
 def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:

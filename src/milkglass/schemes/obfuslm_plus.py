@@ -38,7 +38,7 @@ from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_s
 from milkglass.schemes.mixture import Ids, Mixture
 
 Form = Literal["paper", "symmetrise", "exact"]
-CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
+MAX_CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Turn:
         tables = w[:, source]
         if form != "exact":
             return cls(tables.float(), tables.float(), w[source].float(), condition)
-        if not condition < CONDITION:
+        if not condition < MAX_CONDITION:
             raise UsageError(
-                f"W* has a condition number of {condition:.1e}, above {CONDITION:.0e}: its inverse would be noise",
+                f"W* has a condition number of {condition:.1e}, above {MAX_CONDITION:.0e}: its inverse would be noise",
                 "raise plus-epsilon, lower plus-k, or use the paper's form",
             )
         return cls(tables.float(), torch.linalg.inv(tables).T.float(), tables.T.float(), condition)

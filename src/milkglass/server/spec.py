@@ -37,7 +37,7 @@ Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
 RESERVE, COMPLETE, SHORT = "reserve", "complete", "trained"
-LATER = ("early_stopping",)
+LATER_SETTINGS = ("early_stopping",)
 ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
@@ -46,7 +46,7 @@ ATTACHED = "attached"  # argument of a worker that must not outlive the process 
 INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
 IGNORED = -100  # the label that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
-GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
+GENERATION_DEFAULTS = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
 
 class Hyperparameters(BaseModel):
@@ -92,7 +92,7 @@ class Hyperparameters(BaseModel):
     @classmethod
     def _by_task(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("task") == "causal-lm":
-            return {**GENERATION, **values}
+            return {**GENERATION_DEFAULTS, **values}
         if isinstance(values, dict) and values.get("task") == "regression":
             return {"num_labels": 1, **values}
         return values
@@ -115,7 +115,7 @@ class Hyperparameters(BaseModel):
     def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out later settings that are off, so that an older training keeps its document."""
         result: dict[str, Any] = fields(self)
-        return {name: value for name, value in result.items() if name not in LATER or value is not None}
+        return {name: value for name, value in result.items() if name not in LATER_SETTINGS or value is not None}
 
     def fitted(self, layers: int | None) -> Hyperparameters:
         """Returns the hyperparameters for a model of so many layers. None: the number is not known.
@@ -178,12 +178,12 @@ class Status(BaseModel):
     metrics: dict[str, float] = {}
 
 
-LORA = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
+LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
 def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
     """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
-    settings = [name for name in LORA if name in chosen.model_fields_set]
+    settings = [name for name in LORA_SETTINGS if name in chosen.model_fields_set]
     if settings and chosen.chosen_method != "lora":
         raise UsageError(
             f"{called(settings[0])} is for the method lora, and all weights are trained",

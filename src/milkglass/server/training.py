@@ -39,7 +39,7 @@ from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import resumed_from, step_of
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.trainer import (
-    BEST,
+    DECIDING_METRIC,
     MEASURES,
     CheckpointTrainer,
     Reporter,
@@ -105,7 +105,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
         save_strategy="epoch" if chosen.early_stopping else "steps",
         load_best_model_at_end=chosen.early_stopping is not None,
-        metric_for_best_model=BEST[chosen.task],
+        metric_for_best_model=DECIDING_METRIC[chosen.task],
         greater_is_better=chosen.task != "causal-lm",
         prediction_loss_only=chosen.task == "causal-lm",
         train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",

@@ -24,7 +24,7 @@ NOT_JUDGED = (
     "`milkglass compare MODEL DATA` estimates it on this machine"
 )
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
-CLASSES = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
+CLASSES_HINT = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -81,7 +81,7 @@ def finish(
     words += [f"  steps: {steps_of(latest)}"] if "step" in latest else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     words += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
-    words += [f"  {CLASSES}"] if confusion is None and "confusion" in best and not labels else []
+    words += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best and not labels else []
     words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []

@@ -8,13 +8,15 @@ from typing import Any
 from milkglass.cli.ui.terminal import cell, percent, table
 from milkglass.metrics.confusion import Confusion
 
-MOST = 8  # the most classes whose counts are shown
-NEAR = "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
+MAX_CLASSES_COUNTED = 8  # the most classes whose counts are shown
+NO_BETTER = (
+    "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
+)
 UNEVEN = (
     "the classes are uneven: {name} has {share:.0f} of 100 rows, and no row of {missed} was recognised; more rows of "
     "these, or fewer of {name}, may help"
 )
-SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest class makes the classes uneven
+UNEVEN_SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest class makes the classes uneven
 
 
 def report_lines(confusion: Confusion) -> list[str]:
@@ -24,9 +26,9 @@ def report_lines(confusion: Confusion) -> list[str]:
         f"accuracy {accuracy} of {confusion.rows:,} held-out rows; naming {cell(name)} for all: {100 * share:.1f} %"
     ]
     if accuracy.low <= share:
-        lines.append(NEAR.format(name=cell(name)))
+        lines.append(NO_BETTER.format(name=cell(name)))
     lines += _uneven(confusion)
-    is_wide = len(confusion.names) > MOST
+    is_wide = len(confusion.names) > MAX_CLASSES_COUNTED
     head = (
         "class",
         "rows",
@@ -50,7 +52,7 @@ def _uneven(confusion: Confusion) -> list[str]:
         for one, recall in zip(confusion.names, confusion.recall.tolist(), strict=True)
         if recall == 0 and one != name
     ]
-    if not missed or share < min(SHARE, 2 / len(confusion.names)):
+    if not missed or share < min(UNEVEN_SHARE, 2 / len(confusion.names)):
         return []
     listing = ", ".join(cell(one) for one in missed[:3]) + (f" and {len(missed) - 3} more" if len(missed) > 3 else "")
     return [UNEVEN.format(name=cell(name), share=100 * share, missed=listing)]

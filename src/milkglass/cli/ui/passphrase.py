@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 T = TypeVar("T")
-VARIABLE = "MILKGLASS_PASSPHRASE"
+PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
 ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and be typed twice
 TERMINAL = "/dev/tty"
 
@@ -53,7 +53,7 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
             return open_with(attempt), attempt
         except WrongPassphrase as error:
             if passphrase is not None:
-                source = str(file) if file else VARIABLE
+                source = str(file) if file else PASSPHRASE_VARIABLE
                 raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
             if not attempts_left:
                 raise
@@ -84,19 +84,22 @@ def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> st
 
 def require_another(file: Path | None) -> None:
     """Raises UsageError, before a key is opened, if both passphrases would come from the environment."""
-    if file is None and os.environ.get(VARIABLE):
-        raise UsageError(f"no new passphrase was given, and {VARIABLE} holds the old one", "give --new-passphrase-file")
+    if file is None and os.environ.get(PASSPHRASE_VARIABLE):
+        raise UsageError(
+            f"no new passphrase was given, and {PASSPHRASE_VARIABLE} holds the old one", "give --new-passphrase-file"
+        )
 
 
 def _given(file: Path | None) -> str | None:
     """Returns the passphrase from the file or the environment. None: it must be asked for."""
     if file is not None:
         return _from_file(file)
-    if passphrase := os.environ.get(VARIABLE):
+    if passphrase := os.environ.get(PASSPHRASE_VARIABLE):
         return _required(passphrase)
     if not _has_terminal():
         raise UsageError(
-            "no passphrase was given, and there is no terminal to ask at", f"use --passphrase-file, or set {VARIABLE}"
+            "no passphrase was given, and there is no terminal to ask at",
+            f"use --passphrase-file, or set {PASSPHRASE_VARIABLE}",
         )
     return None
 
@@ -138,8 +141,8 @@ def _generate(file: Path | None, weak: bool) -> str:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
         return _written(file)
-    if os.environ.get(VARIABLE):
-        raise UsageError(f"{VARIABLE} is set, so no passphrase is generated", f"unset {VARIABLE}")
+    if os.environ.get(PASSPHRASE_VARIABLE):
+        raise UsageError(f"{PASSPHRASE_VARIABLE} is set, so no passphrase is generated", f"unset {PASSPHRASE_VARIABLE}")
     if not _has_terminal():
         raise UsageError(
             "there is no terminal to show a generated passphrase on",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-WIDEST = 128  # characters of one field in a table: as many as an id may have
+MAX_CELL_LETTERS = 128  # characters of one field in a table: as many as an id may have
 
 
 _BEATING: list[Heartbeat] = []  # the one of the command that is at work, if it has one
@@ -78,7 +78,7 @@ def shown(text: str) -> str:
 
 def cell(value: object) -> str:
     """Returns a field of a server's record for a table. Its characters were made safe when the answer was read."""
-    return "?" if value is None else str(value)[:WIDEST]
+    return "?" if value is None else str(value)[:MAX_CELL_LETTERS]
 
 
 def json_text(document: Mapping[str, Any]) -> str:

@@ -13,11 +13,11 @@ from milkglass.cli.ui.options import require_file
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
-MAKING = (
+CERTIFICATE_HINT = (
     "`openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout "
     "key.pem -out cert.pem` makes them"
 )
-TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS certificate (PEM). {MAKING}.")]
+TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS certificate (PEM). {CERTIFICATE_HINT}.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
@@ -26,8 +26,8 @@ def require_private(host: str, cert: Path | None, insecure: bool, secrets: str) 
     if not is_loopback(host) and cert is None and not insecure:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read {secrets}",
-            f"give --cert and --tls-key ({MAKING}), listen on 127.0.0.1 behind an ssh tunnel, or accept it with "
-            "--insecure-http",
+            f"give --cert and --tls-key ({CERTIFICATE_HINT}), listen on 127.0.0.1 behind an ssh tunnel, or accept it "
+            "with --insecure-http",
         )
 
 
@@ -39,7 +39,7 @@ def require_tls(cert: Path | None, key: Path | None) -> None:
     if cert is not None and key is not None:
         _require_pair(cert, key)
     elif cert is not None or key is not None:
-        raise UsageError("TLS needs both a certificate and a key", f"give both files, or neither; {MAKING}")
+        raise UsageError("TLS needs both a certificate and a key", f"give both files, or neither; {CERTIFICATE_HINT}")
 
 
 def _require_pair(cert: Path, key: Path) -> None:

@@ -14,7 +14,7 @@ from milkglass.errors import CodecError, TooLong
 from milkglass.models.pieces import Offsets
 from milkglass.rows.messages import Message
 
-IGNORED = -100  # a label on which there is no loss
+IGNORED_LABEL = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]
 Tool = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ def labelled(
         is_answer = _within(offsets, example.answers)
         if is_answer[:limit].any():
             result.ids.append(ids[:limit])
-            result.labels.append(np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED)).astype(np.int32))
+            result.labels.append(np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED_LABEL)).astype(np.int32))
             indices.append(index)
         else:
             answer_starts.setdefault(index, int(is_answer.argmax()))

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
 # anyway, and are not checked
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
-PLACES, TOKENS_A_PLACE = 12, 25
-WINDOW = 4000  # tokens of answers whose places are counted together, by the same limit
-FIRST = 64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
+ALLOWED_PLACES, TOKENS_A_PLACE = 12, 25
+WINDOW_TOKENS = 4000  # tokens of answers whose places are counted together, by the same limit
+TOKENS_BEFORE_CHECK = (
+    64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
+)
 
 
 def most_places(tokens: int) -> int:
-    return PLACES + tokens // TOKENS_A_PLACE
+    return ALLOWED_PLACES + tokens // TOKENS_A_PLACE
 
 
 @dataclass
@@ -51,14 +53,14 @@ class Spelled:
 
 @dataclass
 class LastAnswers:
-    """The last answers under a key, of at least WINDOW tokens. A piece of text counts once, even if it is repeated."""
+    """The last answers under a key, of at least WINDOW_TOKENS. A piece of text counts once, even if it is repeated."""
 
-    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW_TOKENS), repr=False)
 
     def begin(self) -> Spelled:
         """Adds an answer, whose counts grow with it."""
         tokens = sum(answer.tokens for answer in self._kept)
-        while self._kept and tokens - self._kept[0].tokens >= WINDOW:
+        while self._kept and tokens - self._kept[0].tokens >= WINDOW_TOKENS:
             tokens -= self._kept.popleft().tokens
         self._kept.append(Spelled())
         return self._kept[-1]
@@ -84,7 +86,7 @@ class SpellingCheck:
     hot: bool = False
     found: Spelled = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
-    _next: int = FIRST
+    _next: int = TOKENS_BEFORE_CHECK
     _seen: int = 0
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
 CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
-RARE = 3  # the most occurrences in the audited text of a rare content token
+MAX_RARE_COUNT = 3  # the most occurrences in the audited text of a rare content token
 
 # A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
 # in German, every noun: a rough measure, and reports say so.
@@ -148,7 +148,7 @@ def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.
         counts: (n,) how often each id occurs in the audited text.
     """
     ids = texts.original.ids
-    class_of = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
+    class_of = np.where(content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
     class_of[texts.names] = 1
     class_of[texts.numbers] = 0
     return class_of.astype(np.int64)

@@ -46,7 +46,7 @@ from milkglass.progress import Log
 from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
-CHECKSUM = 32  # bytes
+CHECKSUM_BYTES = 32  # bytes
 MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
@@ -111,7 +111,7 @@ class KeySeal:
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
             )
         try:
-            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
+            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM_BYTES], line)
         except InvalidTag as error:
             raise TamperedKey(
                 "the key file was altered: its checksum holds and its seal does not",
@@ -139,7 +139,7 @@ def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line."""
     text = _whole(data)
     header, line = parse(data, text, name)
-    length = len(line) + header.length + CHECKSUM
+    length = len(line) + header.length + CHECKSUM_BYTES
     if len(data) < length:
         raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {length} expected", "restore a backup")
     if len(data) > length:
@@ -150,7 +150,7 @@ def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
 
 
 def _whole(data: bytes) -> bool:
-    return hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
+    return hashlib.sha256(data[:-CHECKSUM_BYTES]).digest() == data[-CHECKSUM_BYTES:]
 
 
 def require_key_file(path: Path) -> None:

@@ -15,8 +15,8 @@ from milkglass.errors import WeakPassphrase
 
 REQUIRED_GUESSES = 10**10
 SECONDS_A_GUESS = 0.4
-WORDS = 10  # 11 bits each, 110 bits in all
-ESTIMATED = 72  # characters that are judged: zxcvbn's time grows with the square of the length
+WORD_COUNT = 10  # 11 bits each, 110 bits in all
+MAX_ESTIMATED_LETTERS = 72  # characters that are judged: zxcvbn's time grows with the square of the length
 UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
@@ -24,7 +24,7 @@ def guesses(passphrase: str) -> int:
     """Estimates how many guesses an attacker needs who tries likely passphrases first."""
     from zxcvbn import zxcvbn
 
-    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:ESTIMATED])["guesses"])
+    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:MAX_ESTIMATED_LETTERS])["guesses"])
 
 
 def weakness(passphrase: str) -> str | None:
@@ -51,7 +51,7 @@ def generated() -> str:
     from mnemonic import Mnemonic
 
     words = Mnemonic("english").wordlist
-    return "-".join(secrets.choice(words) for _ in range(WORDS))
+    return "-".join(secrets.choice(words) for _ in range(WORD_COUNT))
 
 
 def duration(seconds: float) -> str:

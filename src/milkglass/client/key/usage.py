@@ -23,7 +23,7 @@ from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
-OPTIONAL = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
+OPTIONAL_FIELDS = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
 MOST_AUDITS = 20  # the newest records that are kept
 
 
@@ -157,7 +157,7 @@ def _worse(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL}
+        info = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
         files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 

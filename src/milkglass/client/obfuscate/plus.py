@@ -23,7 +23,7 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.obfuslm_plus import Plus, Turn
 
-COLUMNS = 4096  # rows of the table that are transposed at a time
+ROWS_AT_A_TIME = 4096  # rows of the table that are transposed at a time
 
 
 def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint, str]:
@@ -42,8 +42,8 @@ def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stag
     """Returns W* and sigma* of this key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)
     columns = torch.empty(0)  # in the table's dtype, once that is known: fp32 would be twice as much
-    for start in range(0, count, COLUMNS):
-        stop = min(count, start + COLUMNS)
+    for start in range(0, count, ROWS_AT_A_TIME):
+        stop = min(count, start + ROWS_AT_A_TIME)
         rows = table.block(start, stop)
         columns = columns if start else rows.new_empty(width, count)
         columns[:, start:stop] = rows.T

@@ -19,7 +19,7 @@ from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
-SPARE = 16 << 20  # bytes that are left free for configs and the key
+SPARE_BYTES = 16 << 20  # bytes that are left free for configs and the key
 MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
 
 
@@ -83,7 +83,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
     required = written(base, scheme, delta) - on_disk
     free = shutil.disk_usage(files.nearest_parent(out)).free
-    if free < required + SPARE:
+    if free < required + SPARE_BYTES:
         raise UsageError(
             f"{out} takes {required / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",
             "free some, or give a place on another disk" + ("" if delta else "; --delta writes the tables alone"),

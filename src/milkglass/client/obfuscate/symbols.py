@@ -42,7 +42,7 @@ from milkglass.sequences import Sequences
 
 BATCH = 512  # tokens at a time
 FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
-THOUSANDTHS = 1000
+PROGRESS_STEPS = 1000
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
@@ -208,4 +208,4 @@ def mapped(
         labelled=texts.task,
         vectors=partial(token_vectors, base, stage=stage),
     )
-    return scheme.found(evidence, draws, stage("find symbols", THOUSANDTHS))
+    return scheme.found(evidence, draws, stage("find symbols", PROGRESS_STEPS))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client import layout
-from milkglass.client.layout import MARKER, TOKENIZER
+from milkglass.client.layout import MARKER, TOKENIZER_NAMES
 from milkglass.client.model_config import LABELS, NAMES, WORD, tells
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
@@ -21,10 +21,10 @@ from milkglass.models.safetensors_header import has_notes, read_header
 INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
 DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
 CONFIGS = ("config.json", "generation_config.json")
-COUNTED = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
+SIZE_ENTRIES = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
-NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
-ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
+NUMBERED_LABEL = re.compile(r"LABEL_[0-9]{1,5}")
+ORIGINS_HINT = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
 USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -72,21 +72,21 @@ def require_scrambled(folder: Path) -> list[Path]:
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
-    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER.fullmatch(p.name))
+    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER_NAMES.fullmatch(p.name))
     if strays:
         raise UsageError(
-            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS
+            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT
         )
     for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
         if content is not None and (name := next(TELLING.get(file, _config_telling)(content), None)):
             shown_name = name if WORD.fullmatch(name) else "notes"
-            raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS)
+            raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS_HINT)
     if not (folder / MARKER).is_file():
-        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
+        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS_HINT)
     tensors_of = _places(folder)
     if not tensors_of:
-        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS)
+        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS_HINT)
     if absent := sorted(name for name in tensors_of if not (folder / name).is_file()):
         raise ModelNotFound(f"{folder} lacks {absent[0]}", "give the folder that `milkglass obfuscate` wrote")
     if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_of):
@@ -177,7 +177,7 @@ def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(sizes, Mapping) or not isinstance(tensor_files, Mapping):
         yield "metadata"
         return
-    yield from (n for n, size in sizes.items() if n not in COUNTED or not isinstance(size, int | float))
+    yield from (n for n, size in sizes.items() if n not in SIZE_ENTRIES or not isinstance(size, int | float))
     yield from (str(n) for n, file in tensor_files.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
 
 
@@ -188,7 +188,9 @@ def _numbered(name: str, value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
-    return all(str(number).isdecimal() for number in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
+    return all(str(number).isdecimal() for number in numbers) and all(
+        NUMBERED_LABEL.fullmatch(str(text)) for text in texts
+    )
 
 
 def json_file(path: Path) -> dict[str, Any] | None:

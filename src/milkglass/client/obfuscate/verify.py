@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
 from milkglass.models.families import architecture_of
@@ -19,7 +19,7 @@ from milkglass.models.safetensors_header import TensorRef, has_notes, read_heade
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 
-COMPARED = 128  # rows that are compared at a time, in fp32
+ROWS_AT_A_TIME = 128  # rows that are compared at a time, in fp32
 ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
 
 
@@ -85,7 +85,7 @@ def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
     weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
     expected = weights | {"config.json", "generation_config.json", MARKER}
     names = {path.name for path in out.iterdir()} - expected
-    return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
+    return sorted(names, key=lambda name: (not TOKENIZER_NAMES.fullmatch(name), name))
 
 
 def _same_bytes(first: TensorRef, second: TensorRef, advance: Progress) -> bool:
@@ -107,7 +107,7 @@ def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress)
             block = source.block(start, min(start + step, old.shape[0]))
             raw = file.read(block.nbytes)
             result = torch.frombuffer(bytearray(raw), dtype=block.dtype).reshape(block.shape)
-            parts = zip(result.split(COMPARED), block.split(COMPARED), strict=True)
+            parts = zip(result.split(ROWS_AT_A_TIME), block.split(ROWS_AT_A_TIME), strict=True)
             if not all(torch.allclose(a.float(), b.float(), rtol=ROUNDING[old.dtype], atol=1e-6) for a, b in parts):
                 return False
             advance(block.nbytes)

@@ -37,16 +37,16 @@ from milkglass.system import is_loopback
 MAX_EVENT = 4 << 20  # bytes of an event
 MAX_COMMENTS = 256 << 10  # bytes before an event that are no data
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
-BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
-LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
+BUSY_STATUSES = frozenset({429, 503})  # the server asks to try later, and did nothing
+LOST_STATUSES = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
 ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
-SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
+MIN_BYTES_PER_SECOND = 16 << 10  # bytes a second: the slowest that a request's body may be sent
 MAX_SHOWN = 200  # characters of an address in a message
-EXAMPLE = "https://gpu.example:8420"
-CONNECT = 10.0  # seconds for making a connection
+EXAMPLE_URL = "https://gpu.example:8420"
+CONNECT_TIMEOUT = 10.0  # seconds for making a connection
 FIRST_CONNECT_TIMEOUT = 3.0  # seconds for making a connection to a server that never answered
 FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
@@ -218,7 +218,7 @@ class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
     `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
-    takes at SLOWEST bytes a second.
+    takes at MIN_BYTES_PER_SECOND bytes a second.
     """
 
     def __init__(
@@ -270,13 +270,15 @@ class Connection:
         arguments = {name: value for name, value in (("json", body), ("content", content)) if value is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
-        total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
+        total = (
+            (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / MIN_BYTES_PER_SECOND
+        )
         for attempt in range(self.retry.attempts):
             last = attempt == self.retry.attempts - 1
             try:
                 with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
-                    if last or not (status in BUSY or (retry and status in LOST)):
+                    if last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
                         return _object(answer)
             except httpx2.TransportError as error:
                 if last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
@@ -332,7 +334,7 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         if self.given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
-        connect = CONNECT if self._answered else FIRST_CONNECT_TIMEOUT
+        connect = CONNECT_TIMEOUT if self._answered else FIRST_CONNECT_TIMEOUT
         limits = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
         watching = {"trace": self._sockets.trace}
         with self._client.stream(
@@ -445,7 +447,9 @@ def check_url(url: str, allow_http: bool) -> bool:
         raise UsageError("the server's address has a user's name in it", "give the token with --token-file")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         shown_url = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN])
-        raise UsageError(f"the server's address {shown_url} is not a plain http(s) URL", f"give for example {EXAMPLE}")
+        raise UsageError(
+            f"the server's address {shown_url} is not a plain http(s) URL", f"give for example {EXAMPLE_URL}"
+        )
     local = is_loopback(parsed.host)
     if parsed.scheme == "http" and not local and not allow_http:
         raise UsageError(

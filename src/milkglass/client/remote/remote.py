@@ -31,8 +31,8 @@ IdSequence = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 NO_MODEL = "there is no such model"  # the end of our server's message
-ASSEMBLY = 1800.0  # seconds that a server may take to join a delta and its base
-FINISHED = ("succeeded", "failed", "cancelled")
+ASSEMBLY_TIMEOUT = 1800.0  # seconds that a server may take to join a delta and its base
+END_STATES = ("succeeded", "failed", "cancelled")
 JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
 MAX_MESSAGES = 10_000  # events of one job that are messages and no steps
 EMPTY_EVENTS = 1000  # events of a completion without a token, in all
@@ -128,14 +128,14 @@ class Remote(AbstractContextManager["Remote"]):
         advance = stage("the server puts the model together", 0)
         # Again where the answer was lost: the server answers alike for the same name, weights and configs.
         body = {**document, "files": files}
-        created = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY))
+        created = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
         advance(1)
         return created
 
     def _require_base(self, digest: str) -> None:
         """Raises RemoteError if the server does not have the base model of a delta. Older servers do not say."""
         try:
-            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY)
+            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY_TIMEOUT)
         except RemoteError as error:
             if error.status != 404 or digest in error.message:
                 raise
@@ -266,7 +266,7 @@ class Remote(AbstractContextManager["Remote"]):
                         raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
                     yield event
                     heard, attempt = time.monotonic(), 0  # a stream may last for hours
-                if not has_new and self.job(job).get("status") in FINISHED:
+                if not has_new and self.job(job).get("status") in END_STATES:
                     return
             except RemoteError as error:
                 unreachable = isinstance(error, Unreachable) or error.status >= 500

@@ -85,7 +85,7 @@ def _cleaned(value: Any, depth: int, noun: str) -> Any:
     return value
 
 
-MARK = "\ufffd"  # replaces a removed character
+REPLACEMENT = "\ufffd"  # replaces a removed character
 # Left-to-right and right-to-left marks, embeddings, overrides and isolates: they reorder what a reader sees.
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # No width, and no use in running text. U+200C and U+200D stay: scripts of India and emoji need them.
@@ -96,12 +96,12 @@ _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BI
 def one_line(text: str, longest: int) -> str:
     """Returns at most `longest` characters, all printable in the sense of str.isprintable."""
     short = text[:longest]
-    return short if short.isprintable() else "".join(c if c.isprintable() else MARK for c in short)
+    return short if short.isprintable() else "".join(c if c.isprintable() else REPLACEMENT for c in short)
 
 
 def running_text(text: str) -> str:
     """Cleans a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
-    return _UNSAFE.sub(MARK, text)
+    return _UNSAFE.sub(REPLACEMENT, text)
 
 
 def escaped(document: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass import files
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
@@ -29,21 +29,21 @@ from milkglass.files import finish
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
-CHUNK = 8 << 20  # bytes, unless the server asks for less
+CHUNK_BYTES = 8 << 20  # bytes, unless the server asks for less
 LEAST_CHUNK = 512  # bytes; less would take millions of requests
-GONE = (404, 409, 410)
-STEADY, STEADILY = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
+GONE_STATUSES = (404, 409, 410)
+STEADY_BYTES, STEADY_SECONDS = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
 MAX_FILES = 2000  # of one model
-SPARE = 256 << 20  # bytes that are left free on the disk
-DISTRUST = "don't trust this model"
+SPARE_BYTES = 256 << 20  # bytes that are left free on the disk
+DISTRUST_HINT = "don't trust this model"
 
 
 def file_sha256(path: Path, progress: Progress = no_progress) -> str:
     hasher = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             hasher.update(chunk)
             progress(len(chunk))
     return hasher.hexdigest()
@@ -66,7 +66,7 @@ def send(
         files.private_dir(note.parent)
         files.write_json(note, {"id": response_id(upload)}, indent=None)
     route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
-    step = min(CHUNK, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
+    step = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
     if step < LEAST_CHUNK:
         raise RemoteError(f"the server asks for chunks of {step} bytes, {LEAST_CHUNK} is the least", HINT)
     progress(offset)
@@ -88,7 +88,7 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
         try:
             return response_id(connection.json("POST", f"{route}/complete", retry=True))
         except RemoteError as error:
-            if error.status not in GONE:
+            if error.status not in GONE_STATUSES:
                 raise
             if (file_id := _existing_file(connection, digest, purpose)) is not None:
                 return file_id
@@ -145,7 +145,7 @@ def download(connection: Connection, route: str, target: Path, size: int, progre
 
     Raises:
         RemoteError: the server sends more.
-        Unreachable: it sends less than STEADY bytes in STEADILY seconds.
+        Unreachable: it sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
     for attempt in range(connection.retry.attempts):
         have = target.stat().st_size if target.exists() else 0
@@ -182,8 +182,8 @@ def _download_rest(connection: Connection, route: str, target: Path, have: int, 
             target.unlink()
             progress(-have)
             have = 0
-        stream.watch.extend(STEADILY)
-        due = have + STEADY
+        stream.watch.extend(STEADY_SECONDS)
+        due = have + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 have += len(chunk)
@@ -192,8 +192,8 @@ def _download_rest(connection: Connection, route: str, target: Path, have: int, 
                 file.write(chunk)
                 progress(len(chunk))
                 if have >= due:
-                    stream.watch.extend(STEADILY)
-                    due = have + STEADY
+                    stream.watch.extend(STEADY_SECONDS)
+                    due = have + STEADY_BYTES
 
 
 # --- the note of an unfinished upload ---------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
     try:
         state = connection.json("GET", f"/v1/uploads/{upload_id}")
     except RemoteError as error:
-        if error.status in GONE:
+        if error.status in GONE_STATUSES:
             return None
         raise
     return {**state, "id": upload_id}
@@ -236,13 +236,13 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
         not is_text(name)
         or not is_plain(name)
         or not name.endswith((".safetensors", ".json"))
-        or TOKENIZER.fullmatch(name)
+        or TOKENIZER_NAMES.fullmatch(name)
     ):
-        raise RemoteError("the server lists a file that no checkpoint has", DISTRUST)
+        raise RemoteError("the server lists a file that no checkpoint has", DISTRUST_HINT)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
         raise RemoteError(f"the server describes {name} badly", HINT)
     if name.endswith(".json") and size > MAX_CONFIG:
-        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST)
+        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST_HINT)
     return OfferedFile(name, size, digest)
 
 
@@ -251,7 +251,7 @@ def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
     files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:
-        raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST)
+        raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
     if "config.json" not in names:
         raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
     return files
@@ -263,7 +263,7 @@ def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
     if largest is not None and total > largest:
         raise RemoteError(
             f"the server offers {total / 1e6:,.0f} MB, and this model has at most {largest / 1e6:,.0f} MB",
-            "nothing was fetched; " + DISTRUST,
+            "nothing was fetched; " + DISTRUST_HINT,
         )
 
 
@@ -272,10 +272,10 @@ def require_room(files: list[OfferedFile], staging: Path) -> None:
     present = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
     required = sum(file.bytes for file in files) - present
     free = shutil.disk_usage(staging.parent).free
-    if required + SPARE > free:
+    if required + SPARE_BYTES > free:
         raise UsageError(
             f"the model takes {required / 1e6:,.0f} MB more, and the disk has {free / 1e6:,.0f} MB free",
-            f"free some, {SPARE >> 20} MiB are to be left; or give a place on another disk",
+            f"free some, {SPARE_BYTES >> 20} MiB are to be left; or give a place on another disk",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, ends
-from milkglass.models.safetensors_header import READABLE
+from milkglass.models.safetensors_header import READABLE_DTYPES
 
 Kind = Literal["encoder", "decoder"]
 
@@ -104,9 +104,9 @@ class Family:
                 "give a checkpoint of the plain architecture, not of an adapter or a multimodal wrapper",
             )
         ref = checkpoint.tensors[tables[0]]
-        if ref.dtype not in READABLE:
+        if ref.dtype not in READABLE_DTYPES:
             raise UnsupportedModel(
-                f"the embedding table is stored as {ref.dtype}; {', '.join(READABLE)} are supported",
+                f"the embedding table is stored as {ref.dtype}; {', '.join(READABLE_DTYPES)} are supported",
                 "quantised tables cannot be mixed: start from the unquantised model",
             )
         if "quantization_config" in checkpoint.config:

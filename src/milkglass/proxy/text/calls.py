@@ -19,12 +19,12 @@ from milkglass.errors import UsageError
 
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-ARGUMENTS = ("arguments", "parameters")
-ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENTS})
+ARGUMENT_NAMES = ("arguments", "parameters")
+ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
 UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
 MAX_SHOWN = 64  # characters of a name in a message
-WHITE = re.compile(r"[ \t\r\n]*+")
+WHITE_SPACE = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # group 1: a code of printable ASCII
 ESCAPED = "\"\\<>&'"
 FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put round a call
@@ -71,7 +71,7 @@ def _bare(tools: Tools) -> str:
     names = "|".join(map(regex.escape, tools))
     has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
     value = rf'"(?:{names})"' if has_plain_names else '"'
-    other_keys = "|".join(("type", "function", "id", *ARGUMENTS))
+    other_keys = "|".join(("type", "function", "id", *ARGUMENT_NAMES))
     return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other_keys})"))'
 
 
@@ -185,7 +185,7 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
 
 def _white(text: str, at: int) -> int:
     """Returns the place after white space."""
-    found = WHITE.match(text, at)
+    found = WHITE_SPACE.match(text, at)
     return at if found is None else found.end()
 
 
@@ -197,12 +197,12 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
     function = members.get("function", "")
     if function.startswith("{"):
         inner = dict(_members(function))
-        if any(key in members and key in inner for key in ARGUMENTS):
+        if any(key in members and key in inner for key in ARGUMENT_NAMES):
             return None
         members |= inner
     elif function:  # {"function": NAME, "arguments": ...}
         members.setdefault("name", function)
-    arguments_written = [members[key] for key in ARGUMENTS if key in members]
+    arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
     nonempty = [one for one in arguments_written if not _is_empty(one)]
     if "name" not in members or (bare and "description" in members) or len(nonempty) > 1:
         return None

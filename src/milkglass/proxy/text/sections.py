@@ -22,7 +22,7 @@ INSIDE = re.compile(r'"|\\.', re.DOTALL)
 ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"
-BETWEEN = " \t\r\n;,"  # what models write between two calls
+BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
 OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
 NO_TOOLS: Tools = {}
@@ -268,7 +268,7 @@ class Sections:
     def _gap(self, json: _Json, final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
-        self._held = self._held.lstrip(BETWEEN if self._open else None)
+        self._held = self._held.lstrip(BETWEEN_CALLS if self._open else None)
         closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
         for mark in closings:
             if self._held.startswith(mark):

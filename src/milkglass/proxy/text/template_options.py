@@ -14,7 +14,7 @@ from milkglass.errors import UsageError
 
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
 EFFORT = "reasoning_effort"
-OWN = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
 WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
 
 
@@ -23,7 +23,7 @@ def template_options(requested: Mapping[str, Any], known: frozenset[str], reason
 
     Raises UsageError, which names a field, if the template has no variable for it.
     """
-    options = _TemplateOptions(known - OWN, reasons)
+    options = _TemplateOptions(known - OWN_VARIABLES, reasons)
     for name, value in requested.items():
         READERS[name](options, name, value)
     return options.options

@@ -26,7 +26,11 @@ from milkglass.rows.tables import table, text_lines
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
 COLA = ("source", "label", "mark", "sentence")  # CoLA's files have no header
-MATCHED = {"train": "train", "validation": "validation_matched", "validation_mismatched": "validation_mismatched"}
+MATCHED_SPLITS = {
+    "train": "train",
+    "validation": "validation_matched",
+    "validation_mismatched": "validation_mismatched",
+}
 
 
 def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
@@ -68,12 +72,12 @@ def _task(
     )  # fmt: skip
 
 
-ENTAILED = ("entailment", "not_entailment")
+ENTAILED_LABELS = ("entailment", "not_entailment")
 NLI = ("entailment", "neutral", "contradiction")
 TASKS = (
     _task("sst2", "is a piece of a film review friendly?", ("sentence", "label"), ("negative", "positive"),
           "Stanford, none stated", "SST-2"),
-    _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED,
+    _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED_LABELS,
           "CC BY-SA 4.0 (SQuAD)", "QNLI", named=True),
     _task("cola", "is a sentence good English?", ("sentence", "label"), ("unacceptable", "acceptable"),
           "none stated, research", "CoLA", metrics=("matthews",), header=COLA,
@@ -84,7 +88,7 @@ TASKS = (
           hub_splits={**HUB, "test": "test"},
           files={"train": ("train.tsv", "msr_paraphrase_train.txt"), "validation": ("dev.tsv",),
                  "test": ("msr_paraphrase_test.txt",)}),
-    _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED,
+    _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED_LABELS,
           "none stated, research", "RTE", named=True),
     _task("stsb", "how similar two sentences are, from 0 to 5", ("sentence1", "sentence2", "score"), (),
           "STS Benchmark, parts under several terms", "STS-B", metrics=("pearson", "spearman"), scores=(0, 5),
@@ -98,7 +102,7 @@ TASKS = (
           flaws="rows whose annotators did not agree on a label",
           files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
                  "validation_mismatched": ("dev_mismatched.tsv",)},
-          hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED),
+          hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED_SPLITS),
 )  # fmt: skip
 
 

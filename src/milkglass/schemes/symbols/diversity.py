@@ -20,7 +20,7 @@ from milkglass.schemes.mixture import Ids
 from milkglass.schemes.symbols.finder import FoundSymbols
 
 Masses = NDArray[np.float64]
-SLACK = 1e-9  # sums in another order may round to the other side of a limit
+ROUNDING_SLACK = 1e-9  # sums in another order may round to the other side of a limit
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DiversityLimits:
     most_share: float
 
     def broken(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
-        return (bits < self.least_bits - SLACK) | (share > self.most_share + SLACK)
+        return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
 
 
 def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:

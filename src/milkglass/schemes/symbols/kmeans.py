@@ -36,11 +36,11 @@ PRICE_MOMENTUM, FLOOR = (
     0.7,
     0.05,
 )  # of the price: how much stays from one round to the next, and what bounds it from below
-PRIOR = 4.0  # texts that a token's own score must outweigh
-SEEN = 0.3  # of trust: from two texts on a token has a score of its own
+PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
+SEEN_TRUST = 0.3  # of trust: from two texts on a token has a score of its own
 SHARPNESS = 12.0  # of the kernel over cosines
-CAUTION = 0.7  # of what the neighbours say
-COSINES = 1024  # rows of cosines held at a time
+NEIGHBOUR_SHARE = 0.7  # of what the neighbours say
+COSINE_ROWS = 1024  # rows of cosines held at a time
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
     pairs = np.unique(labelled.texts.owner * size + labelled.texts.ids)  # a token counts once a text
     text, token = pairs // size, pairs % size
     occurrences = np.bincount(token, minlength=size).astype(np.float64)
-    trust = occurrences / (occurrences + PRIOR)
+    trust = occurrences / (occurrences + PRIOR_TEXTS)
     if labelled.classes == 0:
         total = np.bincount(token, labelled.labels[text], size)
         return (trust * total / np.maximum(occurrences, 1))[:, None], trust
@@ -180,12 +180,12 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit: Floats) -> Floats:
     """Returns (n, f) the scores, in which rare tokens have those of their neighbours by unit vectors (n, d)."""
     labelled, result = np.flatnonzero(trust > 0), scores.copy()
-    unseen = np.flatnonzero(trust <= SEEN)
+    unseen = np.flatnonzero(trust <= SEEN_TRUST)
     if not len(labelled):
         return result.astype(np.float32)
     labelled_vectors = unit[labelled]
-    for start in range(0, len(unseen), COSINES):
-        part = unseen[start : start + COSINES]
+    for start in range(0, len(unseen), COSINE_ROWS):
+        part = unseen[start : start + COSINE_ROWS]
         weights = np.exp(SHARPNESS * (unit[part] @ labelled_vectors.T - 1)) * trust[labelled]
-        result[part] = CAUTION * (weights @ scores[labelled]) / (weights.sum(1, keepdims=True) + 1e-9)
+        result[part] = NEIGHBOUR_SHARE * (weights @ scores[labelled]) / (weights.sum(1, keepdims=True) + 1e-9)
     return result.astype(np.float32)

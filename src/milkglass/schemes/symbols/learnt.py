@@ -33,9 +33,9 @@ from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, Map
 from milkglass.schemes.symbols.kmeans import Clusters, centred
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
-COMMITMENT = 0.25
+COMMITMENT_WEIGHT = 0.25
 ROWS_A_STEP, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
-SETTLE = 25  # rounds of k-means when the symbols are first found
+SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Training:
         steps, step = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epochs):
             if epoch == first_epochs:
-                self._move(tokens, SETTLE)
+                self._move(tokens, SETTLE_ROUNDS)
             for numbers in self._batches(rows):
                 progress_share = max(0.0, (step / steps - first_epochs) / (epochs - first_epochs))
                 for group in optimiser.param_groups:
@@ -187,5 +187,5 @@ class Training:
         logits, penalty = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
         if self.task.classes:
-            return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT * penalty
-        return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT * penalty
+            return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT_WEIGHT * penalty
+        return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT_WEIGHT * penalty

@@ -23,10 +23,12 @@ from milkglass.server.http.errors import HINTS, REASONS, Refused, internal, resp
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
-RECENT = 2.0  # seconds that a body's pace looks back
-YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+PACE_SECONDS = 2.0  # seconds that a body's pace looks back
+MIN_AGE_SECONDS = (
+    0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+)
 log = logging.getLogger("milkglass.server")
-OPEN = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -98,7 +100,10 @@ class CountedBody:
         self._claimed, self._began = claimed, time.monotonic()
         self._seen = self.held = 0
         self._whole = self._evicted = False
-        self._recent, self._counted = 0.0, self._began  # bytes, where those of RECENT seconds ago count 1/e; as of when
+        self._recent, self._counted = (
+            0.0,
+            self._began,
+        )  # bytes, where those of PACE_SECONDS seconds ago count 1/e; as of when
         self._waiting: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
@@ -137,11 +142,11 @@ class CountedBody:
     def pace(self, now: float) -> float:
         """Returns the recent speed in bytes a second."""
         self._fade(now)
-        age = max(now - self._began, YOUNGEST)
-        return self._recent / (RECENT * -math.expm1(-age / RECENT))
+        age = max(now - self._began, MIN_AGE_SECONDS)
+        return self._recent / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
 
     def _fade(self, now: float) -> None:
-        self._recent *= math.exp((self._counted - now) / RECENT)
+        self._recent *= math.exp((self._counted - now) / PACE_SECONDS)
         self._counted = now
 
     def evict(self) -> None:
@@ -188,7 +193,7 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
-        if scope["path"] not in OPEN and not hmac.compare_digest(authorization, self._expected):
+        if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(authorization, self._expected):
             refusal = respond(Unauthorized(REASONS[401], HINTS[401]))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)

@@ -27,7 +27,7 @@ CLIENTS_WORK = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
 )  # fmt: skip
-NEUTRAL = {"n": 1, "best_of": 1}
+NEUTRAL_VALUES = {"n": 1, "best_of": 1}
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -77,7 +77,7 @@ class Completion(RequestBody):
             requested = present.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
                 raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
-        for name, neutral in NEUTRAL.items():
+        for name, neutral in NEUTRAL_VALUES.items():
             if present.pop(name, None) not in (None, neutral):
                 raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
         return present

@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload, LengthRequired
 from milkglass.server.context import Shared
-from milkglass.server.http.routing import PLAIN, Name, PathName, RequestBody, StrictRoute
+from milkglass.server.http.routing import PLAIN_NAME, Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.store import FileRecord, Purpose, UploadRecord
 from milkglass.server.storage.uploads import incoming_chunk
 
@@ -126,7 +126,7 @@ async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    if len(name) > 128 or not re.fullmatch(PLAIN, name):
+    if len(name) > 128 or not re.fullmatch(PLAIN_NAME, name):
         raise BadUpload("the file's name is not a plain name", "letters, digits, `.`, `_` and `-`, 128 at most")
     return name
 

@@ -22,10 +22,10 @@ from starlette.types import Receive, Scope, Send
 from milkglass.errors import UsageError
 from milkglass.server.http.errors import Refused
 
-PLAIN = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
+PLAIN_NAME = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
 
-Name = Annotated[str, Field(pattern=PLAIN, min_length=1, max_length=128)]
-PathName = Annotated[str, Path(pattern=PLAIN, min_length=1, max_length=128)]
+Name = Annotated[str, Field(pattern=PLAIN_NAME, min_length=1, max_length=128)]
+PathName = Annotated[str, Path(pattern=PLAIN_NAME, min_length=1, max_length=128)]
 
 MAX_FIELDS = 64
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from milkglass.server.inference.generator import Engine, not_finite, that_fit
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
+TOKENS_A_PASS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Classifier(Engine[ClassifierRow]):
 
     def step(self) -> None:
         rows = [row for row in self.take(self._max_batch) if not row.cancelled]
-        count = that_fit([len(row.ids) for row in rows], TOKENS)
+        count = that_fit([len(row.ids) for row in rows], TOKENS_A_PASS)
         self.put_back(rows[count:])
         self._rows = rows[:count]
         if self._rows:

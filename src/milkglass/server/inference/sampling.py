@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 MIN_LOGPROB = -9999.0  # stands for the logarithm of 0, which JSON does not have
-COLD = 1e-6  # below it the likeliest id is taken, without rounding in fp32
+MIN_TEMPERATURE = 1e-6  # below it the likeliest id is taken, without rounding in fp32
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def generator(sampling: SamplingParams) -> torch.Generator:
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
     """Returns the next id from logits (v,)."""
-    if sampling.temperature < COLD:
+    if sampling.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     scaled = logits.float().cpu()
     scaled = (scaled - scaled.max()) / sampling.temperature  # in this order: nothing can become infinite minus infinite

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from milkglass.server.spec import COMPLETE, SHORT, Event
 
-FILE = "events.jsonl"
-PROGRESS = ("step", "total_steps", "loss")
+EVENTS_FILE = "events.jsonl"
+PROGRESS_FIELDS = ("step", "total_steps", "loss")
 TAIL_BYTES = 1 << 16  # bytes
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
@@ -46,7 +46,7 @@ class StoredEvent:
 
 def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
     """Returns the events after an id, without a line that a killed worker left unfinished."""
-    path = job / FILE
+    path = job / EVENTS_FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
     result = []
@@ -65,7 +65,7 @@ def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
 
 def read_progress(job: Path) -> dict[str, float]:
     """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
-    path, result = job / FILE, dict[str, float]()
+    path, result = job / EVENTS_FILE, dict[str, float]()
     if not path.is_file():
         return result
     with path.open("rb") as file:
@@ -74,8 +74,8 @@ def read_progress(job: Path) -> dict[str, float]:
     for line in reversed(lines):
         event = _parse(line)
         numbers = event.data if event else {}
-        result = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | result
-        if len(result) == len(PROGRESS):
+        result = {name: numbers[name] for name in PROGRESS_FIELDS if type(numbers.get(name)) in (int, float)} | result
+        if len(result) == len(PROGRESS_FIELDS):
             break
     return result
 
@@ -91,13 +91,13 @@ def write_event(job: Path, message: str, level: str = "info", data: Mapping[str,
     """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
     kind = "metrics" if data else "message"
     event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
-    with (job / FILE).open("ab", buffering=0) as file:
+    with (job / EVENTS_FILE).open("ab", buffering=0) as file:
         file.write(event.model_dump_json().encode() + b"\n")
 
 
 def mend_events(job: Path) -> None:
     """Ends an unfinished line of a killed worker, before the next one is started."""
-    path = job / FILE
+    path = job / EVENTS_FILE
     if not path.is_file() or not path.stat().st_size:
         return
     with path.open("r+b") as file:

@@ -37,10 +37,14 @@ from milkglass.server.jobs.needs import shown
 from milkglass.server.settings import FULL_DISK, disk_full
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 
-TRAINED = "trained.safetensors"
+TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
-NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
+METRIC_NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
+DECIDING_METRIC = {
+    "classification": "accuracy",
+    "regression": "pearson",
+    "causal-lm": "loss",
+}  # what decides the best epoch
 
 
 class Reserve:
@@ -108,7 +112,7 @@ class CheckpointTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
+            save_file(trained(self.model), folder / TRAINED_FILE, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._reserve.release()
@@ -128,7 +132,7 @@ class CheckpointTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)  # type: ignore[union-attr]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        path = Path(resume_from_checkpoint) / TRAINED
+        path = Path(resume_from_checkpoint) / TRAINED_FILE
         if path.is_file():
             restore(self.model, path)
         else:  # an earlier version's: the whole model
@@ -145,7 +149,7 @@ class CheckpointTrainer(Trainer):
                 group["lr"] = rate
 
     def _load_best_model(self) -> None:
-        path = Path(str(self.state.best_model_checkpoint)) / TRAINED
+        path = Path(str(self.state.best_model_checkpoint)) / TRAINED_FILE
         if path.is_file():
             restore(self.model, path)
         else:
@@ -206,7 +210,11 @@ MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
 
 def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the finite figures of the trainer's metrics that a status keeps."""
-    return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
+    return {
+        METRIC_NAMES[n]: float(value)
+        for n, value in (metrics or {}).items()
+        if n in METRIC_NAMES and math.isfinite(value)
+    }
 
 
 def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:

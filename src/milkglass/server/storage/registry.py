@@ -63,7 +63,7 @@ def stamp(base: Checkpoint) -> str:
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
-PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
+PICKLE_NAME = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Registry:
         """Returns the SHA-256 of each weights file of the model. Raises NotFound or BadUpload."""
         digests = {}
         for name, file_id in registration.files.items():
-            if PICKLES.search(name) or not name.endswith(".safetensors"):
+            if PICKLE_NAME.search(name) or not name.endswith(".safetensors"):
                 raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
             file = self._store.files.get(file_id)
             if file.purpose != "model":

@@ -22,13 +22,13 @@ from fastapi.concurrency import run_in_threadpool
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK_BYTES
-from milkglass.models.safetensors_header import PLAIN, read_all
+from milkglass.models.safetensors_header import PLAIN_NOTES, read_all
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage import training_rows
 from milkglass.server.storage.store import FileRecord, Purpose, Store, UploadRecord
 
-PIECE = 1 << 20  # bytes written at a time
+PIECE_BYTES = 1 << 20  # bytes written at a time
 CHECKS_AT_ONCE = 2  # a header of the largest size takes some hundred MB while it is parsed
 OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
@@ -49,7 +49,7 @@ class IncomingChunk:
             if self.size + len(buffer) + len(piece) > limit:
                 raise BadUpload(f"this chunk goes beyond the {limit} bytes that are left", "start a new upload")
             buffer += piece
-            if len(buffer) >= PIECE:
+            if len(buffer) >= PIECE_BYTES:
                 await run_in_threadpool(self._add, bytes(buffer))
                 buffer.clear()
         await run_in_threadpool(self._add, bytes(buffer))
@@ -65,7 +65,7 @@ class IncomingChunk:
 
     def pieces(self) -> Iterator[bytes]:
         self._file.seek(0)
-        while piece := self._file.read(PIECE):
+        while piece := self._file.read(PIECE_BYTES):
             yield piece
 
 
@@ -288,7 +288,7 @@ def check_weights(path: Path) -> None:
         raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error
     if not tensors:
         raise BadUpload("the file holds no tensors", "save the weights with safetensors")
-    if notes != PLAIN:
+    if notes != PLAIN_NOTES:
         raise BadUpload(
             "the file holds metadata of its own, which may say more than numbers do",
             'save the weights with save_pretrained, which says only {"format": "pt"}',

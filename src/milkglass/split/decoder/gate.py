@@ -60,7 +60,7 @@ class Gate:
 
     def challenge(self) -> str:
         """Returns a nonce that can be used once. Raises Busy if too many are open."""
-        now, nonce = time.monotonic(), secrets.token_hex(release.NONCE)
+        now, nonce = time.monotonic(), secrets.token_hex(release.NONCE_BYTES)
         with self._lock:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}
             if len(self._nonces) >= MAX_NONCES:
