@@ -67,7 +67,7 @@ def tsm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tsm, dict[str,
 
     for name, function in (("mkdir", make), ("write_bytes", wrote), ("read_text", read), ("rmdir", remove)):
         monkeypatch.setattr(Path, name, function)
-    monkeypatch.setattr("milkglass.attest.sources.PAUSE", 0.0)
+    monkeypatch.setattr("milkglass.attest.sources.PAUSE_SECONDS", 0.0)
     return Tsm(tmp_path), state
 
 

@@ -203,13 +203,13 @@ def test_bytes_that_are_no_package_are_refused(bad: bytes) -> None:
 @pytest.mark.parametrize("name", ["../seal.key", "state.bin", "tokenizer.json/..", "model.safetensors"])
 def test_a_package_hands_out_a_tokenizers_files_alone(name: str) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.from_bytes(replace(package(), files={name: "{}"}).encode())
+        TablePackage.from_bytes(replace(package(), files={name: "{}"}).to_bytes())
 
 
 def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
-    encode = TablePackage.encode
-    monkeypatch.setattr(TablePackage, "encode", lambda one: calls.append(1) or encode(one))
+    encode = TablePackage.to_bytes
+    monkeypatch.setattr(TablePackage, "to_bytes", lambda one: calls.append(1) or encode(one))
     gate = Gate(package(), unattested=True)
     for _ in range(3):
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
@@ -224,7 +224,7 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("policy", [RowPolicy(-5, 0), RowPolicy(0, 0), RowPolicy(1, 0), RowPolicy(7, True)])
 def test_a_package_with_a_limit_that_is_none_is_refused(policy: RowPolicy) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.from_bytes(replace(package(), policy=policy).encode())
+        TablePackage.from_bytes(replace(package(), policy=policy).to_bytes())
 
 
 def test_a_measurement_is_64_hex_digits() -> None:

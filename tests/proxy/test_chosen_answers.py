@@ -286,8 +286,8 @@ def test_places_are_found_alike_by_names_and_by_letters(model: Plain, words: lis
     codec = model.codec
     parts = [(model.spelled if odd else model.own)(word) for word, odd in zip(words, spelled, strict=False)]
     ids = [one for part in parts for one in part]
-    own = spelling._own(codec.tokenizer, codec.decode(ids))
-    written, text = spelling._written(codec, ids, True)
+    own = spelling._own_places(codec.tokenizer, codec.decode(ids))
+    written, text = spelling._decoded_places(codec, ids, True)
     assert text == "".join(words)
     by_letters = spelling._runs(written, own, len(text), True)
     found = other_places(codec, ids)
