@@ -21,7 +21,7 @@ from milkglass.client.codec.aliases import (
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
 from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
-from milkglass.client.obfuscate.scramble import replacements, row_map_of, scramble  # noqa: E402
+from milkglass.client.obfuscate.scramble import mixture_of, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
@@ -98,7 +98,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
 def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     key = made(bert, ObfusLM(4, 0.1, 0.9, aliases=3))
     plain = bert.read("bert.embeddings.word_embeddings.weight")
-    mixture = row_map_of(bert, key, plain, lambda name, total: lambda done: None)
+    mixture = mixture_of(bert, key, plain, lambda name, total: lambda done: None)
     assert isinstance(mixture, AliasedMixture)
     first = mixture.mixtures[0]
     assert isinstance(first, Mixture)
@@ -214,7 +214,7 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
     counts = np.where(np.arange(tiny.VOCAB) % 2, 1000, 1)
     key = made(bert, ObfusLM(4, 0.1, 0.9, bands=Bands.counted(counts, 2.0), aliases=2))
     plain = bert.read("bert.embeddings.word_embeddings.weight")
-    found = row_map_of(bert, key, plain, lambda name, total: lambda done: None)
+    found = mixture_of(bert, key, plain, lambda name, total: lambda done: None)
     assert isinstance(found, AliasedMixture)
     for part in found.mixtures:
         assert isinstance(part, Mixture)

@@ -133,16 +133,16 @@ def _says_revoked(raw: bytes, one: x509.Certificate, issuer: x509.Certificate, n
     """
     try:
         if raw.lstrip().startswith(b"-----BEGIN"):
-            return _listed(x509.load_pem_x509_crl(raw), one, issuer, now)
+            return _is_listed(x509.load_pem_x509_crl(raw), one, issuer, now)
         try:
-            return _listed(x509.load_der_x509_crl(raw), one, issuer, now)
+            return _is_listed(x509.load_der_x509_crl(raw), one, issuer, now)
         except ValueError:
-            return _answered(ocsp.load_der_ocsp_response(raw), one, issuer, now)
+            return _answer_says_revoked(ocsp.load_der_ocsp_response(raw), one, issuer, now)
     except Exception as error:  # noqa: BLE001 - as above
         raise AttestationError("revocation", f"a word on revoked keys is damaged ({type(error).__name__})") from None
 
 
-def _listed(
+def _is_listed(
     revocation_list: x509.CertificateRevocationList, one: x509.Certificate, issuer: x509.Certificate, now: datetime
 ) -> bool | None:
     if revocation_list.issuer != issuer.subject or not revocation_list.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def _listed(
     return revocation_list.get_revoked_certificate_by_serial_number(one.serial_number) is not None
 
 
-def _answered(
+def _answer_says_revoked(
     response: ocsp.OCSPResponse, one: x509.Certificate, issuer: x509.Certificate, now: datetime
 ) -> bool | None:
     """Reads an answer that the issuer signed itself, or by a certificate that it made for this."""

@@ -157,7 +157,7 @@ def read(path: Path) -> Policy:
 
 def read_enclave(path: Path) -> EnclavePolicy:
     """Reads a policy of enclaves. Raises UsageError, which names the entry."""
-    return _parsed(_content(path), path.name, EnclavePolicy)
+    return _parse(_content(path), path.name, EnclavePolicy)
 
 
 def _content(path: Path) -> bytes:
@@ -169,10 +169,10 @@ def _content(path: Path) -> bytes:
 
 def parse(raw: bytes, name: str) -> Policy:
     """Parses a server's policy. Raises UsageError, which names the entry."""
-    return _parsed(raw, name, Policy)
+    return _parse(raw, name, Policy)
 
 
-def _parsed(raw: bytes, name: str, model: type[_Form]) -> _Form:
+def _parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
     if len(raw) > MAX_POLICY:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
     try:
@@ -251,7 +251,7 @@ def judge(
     for gpu in gpus:
         claims += gpu.claims
     faults |= _gpu_faults(policy.nvidia, gpus)
-    reasons = _accepted(policy)
+    reasons = _accepted_weaknesses(policy)
     weaknesses = [one.weakness for one in claims if one.weakness]
     for claim in claims:
         if claim.weakness and claim.weakness not in reasons:
@@ -260,7 +260,7 @@ def judge(
     return Verdict(tuple(claims), faults, accepted, machine.kind != "software")
 
 
-def _accepted(policy: Policy | EnclavePolicy) -> dict[str, str]:
+def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
     """Returns the accepted weaknesses with their reasons, those that sections imply too."""
     result = dict(policy.accept)
     for section in (policy.tdx, policy.sgx):

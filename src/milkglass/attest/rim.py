@@ -48,7 +48,7 @@ def read(raw: bytes, now: datetime) -> Reference:
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
-    root = _parsed(raw)
+    root = _parse(raw)
     chain = _chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
     try:
@@ -66,7 +66,7 @@ def read(raw: bytes, now: datetime) -> Reference:
     return _reference(signed_xml)
 
 
-def _parsed(raw: bytes) -> Any:
+def _parse(raw: bytes) -> Any:
     """Returns the document's root. Raises AttestationError for a DTD, for entities, and for what is too large."""
     from lxml import etree
 

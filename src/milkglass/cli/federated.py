@@ -96,7 +96,7 @@ def prepare(
         ghost = None if plain else _ghost(folder, selection, stage)
         if ghost is not None:
             _tell_time(ghost, [file], as_json)
-        with _resumed(out, plain):
+        with _resuming(out, plain):
             rows: SiteRows = made(file, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
@@ -127,11 +127,11 @@ def prepared(
     if ghost is not None:
         _tell_time(ghost, list(unfinished.values()), as_json)
     for name, path in unfinished.items():
-        with _resumed(into / name, plain):
+        with _resuming(into / name, plain):
             prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
 
 
-def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
+def _resuming(site: Path, plain: bool) -> AbstractContextManager[None]:
     """Reports what an interruption left, and what another one leaves."""
     from milkglass.federated.ghost_stage import parts_folder
 

@@ -71,12 +71,12 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
     if key.token_symbols is not None:
         return [start, *coarse.summary_lines(opened.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
-        return [start, f"  {_permuted(key)}", f"  {broken}"]
+        return [start, f"  {_permutation_words(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
         start,
-        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {_permutation_words(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
         *([] if promise.condition is None else [f"  {PLUS_NOTE.format(promise.condition)}"]),
@@ -84,7 +84,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
     ]
 
 
-def _permuted(key: Key) -> str:
+def _permutation_words(key: Key) -> str:
     tokens = len(key.first)
     if len(key.sigma) > tokens:
         return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
@@ -198,7 +198,7 @@ def obfuscate(
 
     band_file = _band_file(bands, band_text, columns)
     scheme_options = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
-    chosen = _selected(scheme or "obfuslm", words or [], scheme_options)
+    chosen = _scheme_parameters(scheme or "obfuslm", words or [], scheme_options)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
     # the question. One that is generated is written last: where anything else is refused, no file of it is left.
@@ -331,7 +331,7 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
     return columns.others(text)
 
 
-def _selected(scheme: str, words: list[str], options: dict[str, float | None]) -> dict[str, Any]:
+def _scheme_parameters(scheme: str, words: list[str], options: dict[str, float | None]) -> dict[str, Any]:
     """Returns the scheme's parameters that the command sets.
 
     Raises UsageError for a value that the scheme refuses, whatever the model and the key are.

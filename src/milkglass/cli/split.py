@@ -229,7 +229,7 @@ def train(
     train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
         train.make(defence, base, ref, training, client, server, stage("train", steps))
-        evaluation = None if evaluated_on is None else _evaluated(base, client, server, evaluated_on, stage)
+        evaluation = None if evaluated_on is None else _evaluate(base, client, server, evaluated_on, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
@@ -238,10 +238,10 @@ def train(
     }  # fmt: skip
     if not as_json:
         note(KEEP_HINT.format(client=client))
-    emit(as_json, document, lambda: _trained(document, data))
+    emit(as_json, document, lambda: _training_words(document, data))
 
 
-def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
+def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
     from milkglass.split.folders import client_about
     from milkglass.split.server import ServerHalf
@@ -251,7 +251,7 @@ def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledText
     return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
-def _trained(document: dict[str, Any], data: Path) -> str:
+def _training_words(document: dict[str, Any], data: Path) -> str:
     client, server = (shlex.quote(document[name]) for name in ("client", "server"))
     return "\n".join(
         [

@@ -285,7 +285,7 @@ class LinearModel:
         for candidate in candidates(names, regression):
             part = matrices[candidate.features][sample]
             tried.append(candidate)
-            outputs.append(_cross_validated(candidate, part, target[sample], 0 if regression else len(classes), seed))
+            outputs.append(_cross_validate(candidate, part, target[sample], 0 if regression else len(classes), seed))
             if progress is not None:
                 progress(1)
         best, temperatures, validated = _choose_members(outputs, target[sample], regression)
@@ -324,7 +324,7 @@ class LinearModel:
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _cross_validated(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+def _cross_validate(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
     """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
     from sklearn.model_selection import KFold, StratifiedKFold
 

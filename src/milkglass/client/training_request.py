@@ -122,7 +122,7 @@ class TrainingRequest:
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
-            count = _held_out(train, source.name)
+            count = _held_out_count(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
             held_out = held_out_rows(key.root, key.model_digest, train.rows)
             parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~held_out, held_out))
@@ -172,7 +172,7 @@ class TrainingRequest:
         return f"{words}; how long it takes is shown after the first steps"
 
 
-def _held_out(train: Summary, name: str) -> int:
+def _held_out_count(train: Summary, name: str) -> int:
     """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
     if train.task == "causal-lm":
         raise UsageError(

@@ -58,7 +58,7 @@ class DemoResult:
     def ways(self) -> list[tuple[str, float, str]]:
         """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
         done = [way for way in self.compared["ways"] if way["state"] == "done"]
-        return [(way["title"], way["quality"]["value"], _read(way["reading"])) for way in done]
+        return [(way["title"], way["quality"]["value"], _reading_words(way["reading"])) for way in done]
 
     def words(self) -> str:
         """Returns the result for the terminal."""
@@ -80,7 +80,7 @@ class DemoResult:
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _read(reading: Mapping[str, Any] | None) -> str:
+def _reading_words(reading: Mapping[str, Any] | None) -> str:
     """Returns what the attacks read of a way, in words."""
     if reading is None:
         return "nothing is sent"

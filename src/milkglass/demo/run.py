@@ -181,9 +181,9 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     begin = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
-    with stoppable(), _claimed(out):
+    with stoppable(), _claim(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
-        with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
+        with Service(out / "server", [_copy_served(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
             compared = _comparison(demo)
             sorting, classified = _sorting(demo)
@@ -251,7 +251,7 @@ def at_work(command: str) -> Iterator[None]:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
-def _claimed(out: Path) -> Iterator[None]:
+def _claim(out: Path) -> Iterator[None]:
     """Makes `out` fresh, and at the end removes models, except the one that the comparison kept, and the passphrase.
 
     Raises UsageError if no demo made the folder.
@@ -280,7 +280,7 @@ def _claimed(out: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _served(bases: Path) -> Path:
+def _copy_served(bases: Path) -> Path:
     """Returns a folder with the weights and configs of the base model that a delta is assembled with."""
     from milkglass.models.resolve import resolve
     from milkglass.models.staging import link_or_copy

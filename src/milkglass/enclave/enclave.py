@@ -70,7 +70,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
         self.kind, self.folder, self.about = kind, folder, dict[str, Any]()
-        self.keep: Callable[[bytes], None] = _dropped
+        self.keep: Callable[[bytes], None] = _drop
         self.tokenizer: Path | None = None
         self._template: Any = None
         self._stage: Stage = no_stage
@@ -177,7 +177,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
         """Sanitizes a text of at most `limit` tokens after its instruction. Raises CodecError, EnclaveError."""
-        return self._sanitized(prompt.text_pieces(text, instruction), True, limit, settings)
+        return self._sanitize(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
@@ -190,9 +190,9 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             if self.tokenizer is None:
                 raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
             self._template = load_tokenizer(self.tokenizer, provider=True)
-        return self._sanitized(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
+        return self._sanitize(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
 
-    def _sanitized(
+    def _sanitize(
         self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings
     ) -> SanitizedPrompt:
         content = json.dumps(prompt.to_json(pieces)).encode()
@@ -208,18 +208,18 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         with self._turn:
-            value, answer = self._asked(name, content, **fields)
+            value, answer = self._ask(name, content, **fields)
             if "charged" in value:
                 self.keep(answer)
-                value, answer = self._asked(name, content, **fields)
+                value, answer = self._ask(name, content, **fields)
             return value, answer
 
-    def _asked(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdin is not None
         try:
             write_message(self._process.stdin, {"call": name, **fields}, content)
         except (OSError, ValueError):
-            raise self._ended() from None
+            raise self._ending() from None
         value, answer = self._read()
         progress: Progress = no_progress
         while "size" in value or "progress" in value:  # of `lists`, before its answer
@@ -241,10 +241,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         except (OSError, ValueError):
             message = None
         if message is None:
-            raise self._ended()
+            raise self._ending()
         return message
 
-    def _ended(self) -> EnclaveError:
+    def _ending(self) -> EnclaveError:
         try:
             code = self._process.wait(5)
             ending = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
@@ -258,7 +258,7 @@ def require_kind(kind: str) -> None:
         raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
 
 
-def _dropped(state: bytes) -> None:
+def _drop(state: bytes) -> None:
     """Drops the state of an enclave that was not opened from a folder: there is no next start."""
 
 

@@ -69,7 +69,7 @@ def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
-    return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
+    return _join([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
@@ -86,8 +86,8 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
         raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
     first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
     if first != second:  # it wrote something of the marks: their number of letters, or their first ones
-        raise _rewritten()
-    return _joined(first.pieces(messages, instruction))
+        raise _rewritten_error()
+    return _join(first.pieces(messages, instruction))
 
 
 def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
@@ -153,7 +153,7 @@ class _Layout:
         ]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
         if absent := [number for mark, number in marks.items() if mark.core not in text]:
-            raise _rewritten(f"leaves message {absent[0] + 1} out or rewrites it")
+            raise _rewritten_error(f"leaves message {absent[0] + 1} out or rewrites it")
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
@@ -217,11 +217,11 @@ def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
             strips_before = not part.endswith(prefix)
             part = part if strips_before else part[: -len(prefix)]
         if any(mark.before in part or mark.after in part for mark in marks):
-            raise _rewritten()
+            raise _rewritten_error()
         yield part
 
 
-def _rewritten(problem: str = "rewrites what a message says") -> CodecError:
+def _rewritten_error(problem: str = "rewrites what a message says") -> CodecError:
     return CodecError(
         f"the chat template {problem}, so that the message's text cannot be told from the template",
         "give --raw, and the instruction with --instruction",
@@ -229,7 +229,7 @@ def _rewritten(problem: str = "rewrites what a message says") -> CodecError:
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
-def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
+def _join(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
     """Returns nonempty pieces. A space at the end of one moves to the next literal one, as tokenizers have it."""
     result = list[PromptPiece]()
     for piece in pieces:

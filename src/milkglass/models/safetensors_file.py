@@ -103,7 +103,7 @@ def write_safetensors(
     """
     head = _head(refs)
     partial = path.with_name(path.name + ".tmp")
-    with _continued(partial, head, reached) as file:
+    with _continue_file(partial, head, reached) as file:
         written_bytes = file.tell() - len(head)
         at, kept_bytes = 0, file.tell()
         if written_bytes:
@@ -137,7 +137,7 @@ def _head(refs: list[TensorRef]) -> bytes:
 
 
 @contextmanager
-def _continued(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
+def _continue_file(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
     """Opens a file at the place to continue. A file that does not match `reached` is begun again."""
     if reached >= len(head) and path.is_file() and path.stat().st_size >= reached:
         with path.open("r+b") as file:

@@ -54,7 +54,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     check_configs(checkpoint.config, checkpoint.generation_config)
     architecture = families.architecture_of(checkpoint)
     _require_layers(checkpoint)
-    config = _resolved(checkpoint.config)
+    config = _resolve_config(checkpoint.config)
     table = checkpoint.tensors[architecture.table].shape
     _require_rows(config.vocab_size, architecture.vocab_size)
     if len(table) != 2 or config.hidden_size != table[1]:
@@ -81,7 +81,7 @@ def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
     fields = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
     architecture = families.architecture_of(checkpoint)
-    if architecture.kind != "decoder" or architecture.heads or _resolved(fields).tie_word_embeddings:
+    if architecture.kind != "decoder" or architecture.heads or _resolve_config(fields).tie_word_embeddings:
         return False
     return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
 
@@ -95,7 +95,7 @@ def require_sound_tables(
     size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
     if size is None:
         raise CorruptCheckpoint(f"the delta has no table {' or '.join(family.table)}", "make the delta again")
-    _require_rows(config["vocab_size"] if "vocab_size" in config else _resolved(config).vocab_size, size)
+    _require_rows(config["vocab_size"] if "vocab_size" in config else _resolve_config(config).vocab_size, size)
     check_ids(config, size)
     check_ids(generation or {}, size, GENERATION)
     _key_id(config)
@@ -132,7 +132,7 @@ def _require_layers(checkpoint: Checkpoint) -> None:
             )
 
 
-def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
+def _resolve_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     """Returns the config with Transformers' defaults. Raises CorruptCheckpoint if Transformers refuses it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -111,7 +111,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     return environment().from_string(template)
 
 
@@ -123,7 +123,7 @@ def rendered(
     options: Mapping[str, Any],
 ) -> str:
     """Returns a conversation in a template. All values are JSON values of the calling process."""
-    return _compiled(template).render(
+    return _compile(template).render(
         messages=[_with_thoughts(message) for message in messages],
         tools=tools,
         documents=None,

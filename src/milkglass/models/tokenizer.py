@@ -316,7 +316,7 @@ def _special_tokens(
         added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
     else:
         for name, value in _optional(folder / "special_tokens_map.json").items():
-            tokens[name] = _mapped(name, value, tokens)
+            tokens[name] = _with_additional(name, value, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
             special_names |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
@@ -346,15 +346,15 @@ def _token(value: Any) -> Any:
     return [_token(item) for item in value] if isinstance(value, list) else value
 
 
-def _mapped(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
+def _with_additional(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
     if name == "extra_special_tokens" and isinstance(value, list):
         extra = list(tokens.get(name) or [])
-        return extra + [token for token in map(_marked, value) if token not in extra]
-    return value if name == "extra_special_tokens" else _marked(value)
+        return extra + [token for token in map(_with_flags, value) if token not in extra]
+    return value if name == "extra_special_tokens" else _with_flags(value)
 
 
-def _marked(value: Any) -> Any:
+def _with_flags(value: Any) -> Any:
     return AddedToken(**{**value, "special": True}) if isinstance(value, dict) else value
 
 

@@ -114,7 +114,7 @@ def _finish_mpnet(backend: Tokenizer, settings: Settings, number: Callable[[str]
     backend.post_processor = processors.RobertaProcessing((last, numbers[0]), (first, numbers[1]), True, False)
 
 
-def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
+def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
     """Returns a tokenizer of the file's vocabulary and merges only, with these settings of BPE."""
     model = file.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -126,7 +126,7 @@ def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
 
 
 def _gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (backend := _merged(file)) is not None:
+    if (backend := _merge(file)) is not None:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
         backend.decoder = decoders.ByteLevel()
     return backend
@@ -147,7 +147,7 @@ def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | 
     if type(file.model).__name__ != "Unigram" or not is_plain:
         return None
     backend = Tokenizer(file.model)
-    if (letters := _precompiled(file)) is not None:
+    if (letters := _precompiled_map(file)) is not None:
         backend.normalizer = normalizers.Precompiled(letters)
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -157,7 +157,7 @@ def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | 
     return backend
 
 
-def _precompiled(file: Tokenizer) -> bytes | None:
+def _precompiled_map(file: Tokenizer) -> bytes | None:
     """Returns SentencePiece's table of letters in the file's normalizer, or None."""
     if file.normalizer is None:
         return None
@@ -178,7 +178,7 @@ def _finish_xlm_roberta(backend: Tokenizer, settings: Settings, number: Callable
 
 
 def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    backend = _merged(file, fuse_unk=True, byte_fallback=True)
+    backend = _merge(file, fuse_unk=True, byte_fallback=True)
     if backend is None:
         return None
     stated = settings.get("add_prefix_space")
@@ -196,7 +196,7 @@ QWEN2_SPLIT = (
 
 
 def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (backend := _merged(file)) is None:
+    if (backend := _merge(file)) is None:
         return None
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()
@@ -217,7 +217,7 @@ def _finish_qwen2(backend: Tokenizer, settings: Settings, number: Callable[[str]
 
 
 def _gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    backend = _merged(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
+    backend = _merge(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
     if backend is None:
         return None
     backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)

@@ -75,7 +75,7 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, provider):
         raise ModelError(
-            f"the tokenizer in {folder} has the {kind} {_shown(part)}: {fault}",
+            f"the tokenizer in {folder} has the {kind} {_part_words(part)}: {fault}",
             "use the published tokenizer of this model" + (", or don't use this provider" if provider else ""),
         )
     if provider:
@@ -258,7 +258,7 @@ def _end_fault(part: Part) -> str:
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _shown(part: Part) -> str:
+def _part_words(part: Part) -> str:
     """Returns a part in a few words. Its content is its author's, so its letters are escaped."""
     options = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
     text = json.dumps(options)

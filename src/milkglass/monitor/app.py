@@ -38,7 +38,7 @@ NONCE = "NONCE"  # in the page
 CODE_BYTES = 24  # of randomness
 
 
-def _drawn() -> str:
+def _draw_code() -> str:
     return secrets.token_urlsafe(CODE_BYTES)
 
 
@@ -55,8 +55,8 @@ class OneTimeCode:
         renewed: receives each new code after the last one was used.
     """
 
-    code: str = field(default_factory=_drawn, repr=False)
-    key: str = field(default_factory=_drawn, repr=False)
+    code: str = field(default_factory=_draw_code, repr=False)
+    key: str = field(default_factory=_draw_code, repr=False)
     renewed: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
@@ -64,7 +64,7 @@ class OneTimeCode:
         if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
-        self.code = _drawn()
+        self.code = _draw_code()
         self.renewed(self.code)
         return self.key
 

@@ -69,7 +69,7 @@ class ExchangeLog:
     def begin_exchange(self, ids: Ids) -> Received:
         prompt = [int(token) for token in ids]
         self.count += 1
-        one = Exchange(self.count, prompt, self._repeated(prompt), self.version)
+        one = Exchange(self.count, prompt, self._repeated_count(prompt), self.version)
         self.exchanges.append(one)
         self._forget()
         self.touch(one)
@@ -102,7 +102,7 @@ class ExchangeLog:
         """Returns the scrambled ids that are kept, each text once."""
         return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
-    def _repeated(self, prompt: list[int]) -> int:
+    def _repeated_count(self, prompt: list[int]) -> int:
         before = list(self.exchanges)[-EXCHANGES_COMPARED:]
         shared = [(exchange, common_prefix(prompt, [*exchange.prompt, *exchange.answer])) for exchange in before]
         return max((count for exchange, count in shared if count >= len(exchange.prompt)), default=0)

@@ -135,10 +135,10 @@ class TextViews:
             return []
         true = self.codec.inverse[ids]
         columns = (true.tolist(), reading.table[ids].tolist(), self.codec.visible[true].tolist())
-        marked = [self._marked(*run) for run in zip(*columns, strict=True)]
+        marked = [self._mark(*run) for run in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
 
-    def _marked(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
+    def _mark(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
         if not visible:
             return "special", self.names[true]
         if read == NO_BELIEF:
@@ -180,7 +180,7 @@ class MonitorView:
         changed = {exchange.number for exchange in exchanges if exchange.changed > since}
         self.texts.forget(exchanges)
         readings = [] if self.attacker is None else list(self.attacker.readings)
-        counted_exchanges = await self._counted(exchanges, readings)
+        counted_exchanges = await self._count(exchanges, readings)
         reading = self._strongest([text for _, texts in counted_exchanges for text in texts], readings)
         upstream = self.backend.upstream
         figures = {
@@ -195,10 +195,10 @@ class MonitorView:
             "misspelt": self.backend.memory.misspelt,
             "kept": [exchange.number for exchange in exchanges],
         }
-        rendered = await self._rendered([pair for pair in counted_exchanges if pair[0].number in changed], reading)
+        rendered = await self._render([pair for pair in counted_exchanges if pair[0].number in changed], reading)
         return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(rendered)}]}}'
 
-    async def _counted(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
+    async def _count(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
         result: Counted = []
         for exchange in exchanges:
             count = self.texts.made
@@ -207,7 +207,7 @@ class MonitorView:
                 await asyncio.sleep(0)
         return result
 
-    async def _rendered(self, counted_exchanges: Counted, reading: LiveReading | None) -> list[str]:
+    async def _render(self, counted_exchanges: Counted, reading: LiveReading | None) -> list[str]:
         result = []
         for exchange, texts in counted_exchanges:
             parts = [f'"number":{exchange.number},"repeated":{exchange.repeated}']

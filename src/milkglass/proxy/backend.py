@@ -279,7 +279,7 @@ async def connected(
         UsageError: it is another engine.
         ModelNotFound: a requested model is not there; also RemoteError if the engine does not answer.
     """
-    own_models = await _served(codec, upstream, requested)
+    own_models = await _own_served(codec, upstream, requested)
     warnings = [
         f"the engine does not say with which key {own_model.name} was scrambled: it is taken to be this one"
         for own_model in own_models
@@ -288,7 +288,7 @@ async def connected(
     return Backend(codec, upstream, own_models, observer or NoObserver()), warnings
 
 
-async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
+async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
     """Returns the engine's models of this key, as far as the engine says."""
     if not codec.readable:
         raise UnsupportedModel(

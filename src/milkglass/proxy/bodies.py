@@ -74,7 +74,7 @@ def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
-def _known(value: Any) -> Any:
+def _known_fields(value: Any) -> Any:
     """Removes fields that change nothing, and names those that cannot be honoured."""
     if not isinstance(value, dict):
         return value
@@ -125,7 +125,7 @@ class Generating(RequestBody):
     stream: bool | None = None
     stream_options: StreamSettings | None = None
 
-    _known = model_validator(mode="before")(_known)
+    _known_fields = model_validator(mode="before")(_known_fields)
 
     @property
     def stops(self) -> list[str]:
@@ -193,7 +193,7 @@ class EmbeddingBody(RequestBody):
     input: Text | list[Text] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
 
-    _known = model_validator(mode="before")(_known)
+    _known_fields = model_validator(mode="before")(_known_fields)
 
 
 class ResponseBody(Templated):

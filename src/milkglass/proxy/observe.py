@@ -70,9 +70,9 @@ class UsageCount:
     def begin_exchange(self, ids: Ids) -> Received:
         self.texts += 1
         self.tokens += len(ids)
-        return self._received
+        return self._on_received
 
-    def _received(self, ids: Ids) -> None:
+    def _on_received(self, ids: Ids) -> None:
         self.tokens += len(ids)  # the answer is text under this key, too
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class UsageCount:
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(WRITE_SECONDS)
-            await _shielded(self._write())
+            await _shield(self._write())
 
     async def _write(self) -> None:
         """Writes the counts in a thread. If that fails they stay and are written again: rather twice than never."""
@@ -118,7 +118,7 @@ def _why(error: OSError | MilkglassError) -> str:
     return (error.strerror or type(error).__name__).lower()
 
 
-async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+async def _shield(work: Coroutine[Any, Any, None]) -> None:
     """Runs work to its end even if the caller is cancelled, so that nothing runs twice at a time."""
     task = asyncio.ensure_future(work)
     try:

@@ -38,7 +38,7 @@ def install(app: FastAPI) -> None:
             return respond(gateway(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
-        return JSONResponse(_joined(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
+        return JSONResponse(_join_hint(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
 
     app.add_exception_handler(MilkglassError, on_known)
     app.add_exception_handler(HTTPException, on_http)
@@ -49,14 +49,14 @@ def respond(error: MilkglassError) -> JSONResponse:
 
 
 def body(error: MilkglassError) -> dict[str, Any]:
-    return _joined(errors.error_body(error))
+    return _join_hint(errors.error_body(error))
 
 
 def of_any(error: Exception) -> dict[str, Any]:
     """Returns the body of an error after an answer began. An error that is not ours is not quoted."""
     if isinstance(error, MilkglassError):
         return body(gateway(error))
-    return _joined(
+    return _join_hint(
         errors.body(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
     )
 
@@ -78,7 +78,7 @@ MAX_NUMBER = 10**12  # the largest number that a message names
 OTHERWISE_HINT = "the person who runs this proxy can mend it"
 
 
-def _joined(document: dict[str, Any]) -> dict[str, Any]:
+def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
     error = document["error"]
     parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
     error["hint"] = "; ".join(parts) or (OTHERWISE_HINT if error["hint"] else "")

@@ -172,7 +172,7 @@ class _Local:
         await self.upstream.close()
 
 
-def _refused(error: MilkglassError) -> httpx2.Response:
+def _refusal(error: MilkglassError) -> httpx2.Response:
     """Returns the proxy's response for an engine that cannot be reached."""
     known = refusals.gateway(error)
     return httpx2.Response(known.status, json=refusals.body(known))
@@ -199,7 +199,7 @@ class _AsyncInPlace(httpx2.AsyncBaseTransport):
         try:
             exchange, status, headers = await _begun(self._local, request, body)
         except MilkglassError as error:
-            return _refused(error)
+            return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_AsyncParts(exchange))
 
     async def aclose(self) -> None:
@@ -238,7 +238,7 @@ class _InPlace(httpx2.BaseTransport):
         try:
             exchange, status, headers = self.call(_begun(self._local, request, request.read()))
         except MilkglassError as error:
-            return _refused(error)
+            return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_Parts(self, exchange))
 
     def close(self) -> None:

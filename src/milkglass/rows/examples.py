@@ -48,7 +48,7 @@ class Example:
     Attributes:
         line: its number from 1, for messages.
         noun: what the number counts: a line, an entry of a JSON list, a row of Parquet.
-        mark: the row's id in the table, if it was read.
+        row_id: the row's id in the table, if it was read.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Example:
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     noun: str = "line"
-    mark: str = ""
+    row_id: str = ""
 
     def place(self, source: Source) -> Place:
         """Returns the row's name for messages."""
@@ -149,7 +149,7 @@ def read_texts(
         column = file.pair_column(row)
         text = _text(file, place, row, header)
         pair = None if column is None else text_of(place, row, column)
-        return Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
+        return Example(place.number, "text", text, pair, noun=place.noun, row_id=_row_id_of(place, row, identifier))
 
     for _, one in _filled_examples(file, example, blank, empty):
         yield one
@@ -351,7 +351,7 @@ def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
     return EmptyText(f"{place} has no {column}", hint)
 
 
-def _mark(place: Place, row: Row, identifier: str | None) -> str:
+def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
@@ -372,7 +372,7 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
         messages, tools = conversation_at(place, row, column, file.text is not None)
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
-        return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
+        return Example(place.number, "chat", messages=_instruction_messages(place, row), noun=place.noun)
     if columns := file.answered(row):
         question, answer, prefix = columns
         messages = question_answer(place, row, question, answer, prefix=prefix)
@@ -403,7 +403,7 @@ def _without_gaps(value: Any) -> Any:
     return [_without_gaps(item) for item in value] if isinstance(value, list) else value
 
 
-def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
+def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
     result = question_answer(place, row, "instruction", "output", "input")
     if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not missing(row[name])]:
         raise CodecError(

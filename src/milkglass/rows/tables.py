@@ -77,7 +77,7 @@ def table_cells(
 ) -> Iterator[tuple[Place, Sequence[str]]]:  # fmt: skip
     """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`."""
     names = header
-    for place, cells in _quoted(path, delimiter) if quoted else _unquoted(path, delimiter):
+    for place, cells in _quoted_lines(path, delimiter) if quoted else _unquoted_lines(path, delimiter):
         if not cells:
             blank(1)
         elif names is None:
@@ -96,12 +96,12 @@ def table_cells(
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
 
-def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     for number, line in lines(path):
         yield Place(path.name, number), line.split(delimiter) if line else ()
 
 
-def _quoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     limit, number = csv.field_size_limit(MAX_LINE_LETTERS), 0
     try:
         with path.open(encoding=UTF8, newline="") as file:

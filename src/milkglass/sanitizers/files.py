@@ -65,7 +65,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (n,) how often a file's texts have each word, or token, of the reader's table."""
     counts = np.zeros(len(reader.table), np.int64)
-    for block, result in ordered(partial(_counted, reader, shape), blocks_of(path, shape), workers):
+    for block, result in ordered(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
         counts += result
         progress(block.size)
     return counts
@@ -160,7 +160,7 @@ class _Working:
         return self.shape.write(rows), tally, missing_names
 
 
-def _counted(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
+def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
     _, slots, _ = shape.parse(block)
     return reader.counts(shape.divided(container[key])[1] for container, key in slots)
 

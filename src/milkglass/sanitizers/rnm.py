@@ -112,7 +112,7 @@ class Rnm(Sanitizer):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         if self.guaranteed == "strict":
             if self.counts is not None:  # the user's own: nothing of them is kept
-                return replace(self, given_shared=self._shared(progress)), False
+                return replace(self, given_shared=self._shared_groups(progress)), False
             lists, reused = WordGroups.cached(self.vectors, self.k, "cosine", progress, folder)
             return replace(self, given_shared=lists), reused
         keep = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
@@ -143,9 +143,9 @@ class Rnm(Sanitizer):
     @cached_property
     def lists(self) -> WordGroups:
         """Returns the shared lists of `strict`."""
-        return self._shared(no_progress) if self.given_shared is None else self.given_shared
+        return self._shared_groups(no_progress) if self.given_shared is None else self.given_shared
 
-    def _shared(self, progress: Progress) -> WordGroups:
+    def _shared_groups(self, progress: Progress) -> WordGroups:
         return WordGroups.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
 
     @cached_property

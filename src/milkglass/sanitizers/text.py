@@ -161,9 +161,9 @@ class TextSanitizer:
         out = [spelled[row] if row >= 0 else kept[KEPT - row] for row in after.tolist()]
         if tally is not None:
             tally.texts += len(texts)
-            self._count(tally, codes, drawn, self._changed(codes, after, drawn, result, out))
+            self._count(tally, codes, drawn, self._is_changed(codes, after, drawn, result, out))
         ready = iter(out)
-        return [(part, _replaced(part, ready)) for part in parts]
+        return [(part, _replace_parts(part, ready)) for part in parts]
 
     @property
     def guarantee(self) -> str | None:
@@ -181,7 +181,7 @@ class TextSanitizer:
         return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------
-    def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
+    def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
         """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
         changed = drawn & (after != codes)
         for at in np.flatnonzero(codes == NUMBER):
@@ -218,7 +218,7 @@ class TextSanitizer:
         return kinds
 
 
-def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
+def _replace_parts(parts: list[str], ready: Iterator[str]) -> list[str]:
     """Replaces the odd parts by the next ready words."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2

@@ -203,7 +203,7 @@ class LayerKeys:
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
         turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
-        return self._permuted(turned, part == "queries").reshape(matrix.shape)
+        return self._permute(turned, part == "queries").reshape(matrix.shape)
 
     def columns(self, part: Part, matrix: Tensor) -> Tensor:
         """Returns the new value of a weight (d, g), fp64, that writes to the stream."""
@@ -212,9 +212,9 @@ class LayerKeys:
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.T.reshape(keys, -1, e, len(matrix))
         turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
-        return self._permuted(turned, True).reshape(matrix.T.shape).T
+        return self._permute(turned, True).reshape(matrix.T.shape).T
 
-    def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
+    def _permute(self, heads: Tensor, grouped: bool) -> Tensor:
         """Permutes (key_heads, group, ...): heads inside each group, then groups."""
         if grouped:
             heads = torch.stack([head[torch.from_numpy(self.query_order[k])] for k, head in enumerate(heads)])

@@ -86,10 +86,10 @@ class Mixture:
             is_long = counts[block] > limit  # a row of a symbol that stands for half of the vocabulary
             for part_rows in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
                 if len(part_rows):
-                    result[torch.from_numpy(part_rows)] = self._mixed(table, rows[part_rows], limit)
+                    result[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
         return result
 
-    def _mixed(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
+    def _mix(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
         """Returns one row, or several that mix few rows.
 
         A row that mixes more than `limit` rows is summed in parts, each starting from the sum before, so that it is

@@ -68,7 +68,7 @@ class ServerConnection(H11Protocol):
     @property
     def idle(self) -> bool:
         """Returns whether closing the connection would lose no work: no request is in progress."""
-        return self._current() in (Phase.HEAD, Phase.LINGER)
+        return self._current_phase() in (Phase.HEAD, Phase.LINGER)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
@@ -134,7 +134,7 @@ class ServerConnection(H11Protocol):
         return late
 
     def _late(self, now: float) -> str | None:
-        phase = self._current()
+        phase = self._current_phase()
         if phase is not self._phase:
             self._phase, self._since, self._mark = phase, now, self._received
         if self._is_unread(now):
@@ -148,7 +148,7 @@ class ServerConnection(H11Protocol):
             return "a request's body stopped coming"
         return None
 
-    def _current(self) -> Phase:
+    def _current_phase(self) -> Phase:
         if self.transport is None or self.transport.is_closing():
             return Phase.CLOSING
         if self._upgraded:

@@ -55,7 +55,7 @@ def finish(
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
-        _interrupted(remote, job_id, way, None if use is None else use[1])
+        _say_interrupted(remote, job_id, way, None if use is None else use[1])
         raise
     state = remote.result(job_id)
     tuned = str(state["fine_tuned_model"])
@@ -98,7 +98,7 @@ def steps_of(numbers: Mapping[str, Any]) -> str:
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
-def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
+def _say_interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
     """Asks after Ctrl-C whether the job goes on, and cancels it for a no."""
     if watched():
         try:

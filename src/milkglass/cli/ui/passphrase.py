@@ -46,9 +46,9 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     """
     import getpass
 
-    passphrase = _given(file)
+    passphrase = _given_passphrase(file)
     for attempts_left in reversed(range(ATTEMPTS)):
-        attempt = _required(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
+        attempt = _require_passphrase(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
         try:
             return open_with(attempt), attempt
         except WrongPassphrase as error:
@@ -68,7 +68,7 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
     """
     if generate:
         return _generate(file, weak)
-    passphrase = _given(file)
+    passphrase = _given_passphrase(file)
     if passphrase is None:
         return _ask_new(weak)
     return _strong(passphrase, weak)
@@ -90,12 +90,12 @@ def require_another(file: Path | None) -> None:
         )
 
 
-def _given(file: Path | None) -> str | None:
+def _given_passphrase(file: Path | None) -> str | None:
     """Returns the passphrase from the file or the environment. None: it must be asked for."""
     if file is not None:
         return _from_file(file)
     if passphrase := os.environ.get(PASSPHRASE_VARIABLE):
-        return _required(passphrase)
+        return _require_passphrase(passphrase)
     if not _has_terminal():
         raise UsageError(
             "no passphrase was given, and there is no terminal to ask at",
@@ -115,14 +115,14 @@ def _ask_new(weak: bool) -> str:
             note(f"{fault}{advice}")
         entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not entered:
-            return _shown()
-        result = None if weak else weakness(_required(entered))
+            return _show_passphrase()
+        result = None if weak else weakness(_require_passphrase(entered))
         if result is not None:
             fault, advice = result, "; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != entered:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _strong(_required(entered), weak)
+            return _strong(_require_passphrase(entered), weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
@@ -140,7 +140,7 @@ def _generate(file: Path | None, weak: bool) -> str:
     if weak:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
-        return _written(file)
+        return _write_passphrase(file)
     if os.environ.get(PASSPHRASE_VARIABLE):
         raise UsageError(f"{PASSPHRASE_VARIABLE} is set, so no passphrase is generated", f"unset {PASSPHRASE_VARIABLE}")
     if not _has_terminal():
@@ -148,10 +148,10 @@ def _generate(file: Path | None, weak: bool) -> str:
             "there is no terminal to show a generated passphrase on",
             "use --passphrase-file FILE: the passphrase is written to it",
         )
-    return _shown()
+    return _show_passphrase()
 
 
-def _written(file: Path) -> str:
+def _write_passphrase(file: Path) -> str:
     """Generates a passphrase and writes it to a new file of mode 0600."""
     from milkglass.client.key.passphrases import generated
 
@@ -169,7 +169,7 @@ def _written(file: Path) -> str:
     return words
 
 
-def _shown() -> str:
+def _show_passphrase() -> str:
     """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
     from milkglass.client.key.passphrases import generated
 
@@ -192,10 +192,10 @@ def _from_file(file: Path) -> str:
     if file.stat().st_mode & 0o077:
         note(f"warning: other users may read {file}; run: chmod 600 {file}")
     lines = file.read_text("utf-8").splitlines()
-    return _required(lines[0] if lines else "")
+    return _require_passphrase(lines[0] if lines else "")
 
 
-def _required(text: str) -> str:
+def _require_passphrase(text: str) -> str:
     if not text:
         raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
     if any("\ud800" <= character <= "\udfff" for character in text):

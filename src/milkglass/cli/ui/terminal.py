@@ -170,13 +170,13 @@ def occasional_lines(name: str, total: int, limit: Most = unbounded) -> Progress
         now = time.monotonic()
         seconds = time_left.after(count) if is_first or now >= due else None
         if now >= due:
-            note(f"{name}: {100 * count / max(1, total):.0f} %{_left(seconds, limit())}")
+            note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_words(seconds, limit())}")
             due = now + LINES_APART
 
     return advance
 
 
-def _left(seconds: float | None, limit: float) -> str:
+def _time_left_words(seconds: float | None, limit: float) -> str:
     if seconds is None or seconds > limit:
         return f", at most {duration(limit)} of the budget left" if 1 <= limit < math.inf else ""
     return f", about {duration(seconds)} left" if seconds >= 1 else ""

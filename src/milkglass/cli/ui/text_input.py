@@ -60,6 +60,6 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
     file = columns.file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))
-    say_read(file, False, id_column or (ID if any(row.mark for row in rows) else None))
+    say_read(file, False, id_column or (ID if any(row.row_id for row in rows) else None))
     say_skipped(file.name, len(blank), len(empty))
-    return [InputRow(str(row.place(file)), row.text, row.pair, output_id=row.mark or str(row.line)) for row in rows]
+    return [InputRow(str(row.place(file)), row.text, row.pair, output_id=row.row_id or str(row.line)) for row in rows]

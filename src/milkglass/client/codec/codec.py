@@ -162,7 +162,7 @@ class Codec:
             self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
         return Encoded(
-            self._scrambled(batch["input_ids"]),
+            self._scramble_lists(batch["input_ids"]),
             None if types is None else [np.asarray(row, np.int8) for row in types],
             too_long,
         )
@@ -229,7 +229,7 @@ class Codec:
         is_kept = original < 0
         kept_ids = scrambled[-1 - original[is_kept]]
         original[is_kept] = self.inverse[kept_ids]
-        result = self._scrambled([original.tolist()])[0]
+        result = self._scramble_lists([original.tolist()])[0]
         result[is_kept] = kept_ids
         return result
 
@@ -242,7 +242,7 @@ class Codec:
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
         array = _whole_numbers(ids)
-        return array[self.visible[self._unscrambled(array)]].tolist()
+        return array[self.visible[self._unscramble(array)]].tolist()
 
     def encode_examples(
         self,
@@ -256,7 +256,7 @@ class Codec:
         Args:
             truncate: whether conversations that are too long lose their end. One that loses all answers is refused.
         """
-        labelled, lengths = self._labelled(conversations, max_length, tools)
+        labelled, lengths = self._label(conversations, max_length, tools)
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
         for place in labelled.unanswered:
@@ -272,12 +272,12 @@ class Codec:
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
         """Encodes like `encode_examples` with `truncate`, and leaves out conversations that lose all answers."""
-        return self._labelled(conversations, max_length, tools)[0]
+        return self._label(conversations, max_length, tools)[0]
 
-    def _labelled(
+    def _label(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
-        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
+        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
@@ -309,7 +309,7 @@ class Codec:
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
         rows = [_whole_numbers(ids) for ids in batch]
-        original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
+        original = self._unscramble(np.concatenate([np.empty(0, np.int64), *rows]))
         is_shown = self.visible[original]
         bounds = np.concatenate([[0], np.cumsum(is_shown)])[np.cumsum([0, *map(len, rows)])].tolist()
         visible_ids = original[is_shown].tolist()
@@ -317,7 +317,7 @@ class Codec:
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
         """Returns how many scrambled ids have no token in the tokenizer."""
-        return int((~self.known[self._unscrambled(ids)]).sum())
+        return int((~self.known[self._unscramble(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
@@ -367,7 +367,7 @@ class Codec:
             error.tokens = int(lengths[first])
             raise error
 
-    def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+    def _scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         bounds = [0, *accumulate(map(len, lists))]
         flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
         if flat.size and int(flat.max()) >= len(self.sigma):
@@ -380,7 +380,7 @@ class Codec:
         ids = self.scrambled(flat)
         return [ids[start:end] for start, end in pairwise(bounds)]
 
-    def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         if not self.readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
@@ -394,7 +394,7 @@ class Codec:
         return self.inverse.take(array)
 
     def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
-        original = self._unscrambled(ids)
+        original = self._unscramble(ids)
         return original[visible[original]].tolist()
 
     def _text(self, original: list[int]) -> str:

@@ -117,7 +117,7 @@ def render(
                 return _with_kept(tokenizer, visible, list(tools), marks, kept, add_generation_prompt, options)
             except Rewritten:  # it takes kept texts apart
                 return render(tokenizer, messages, add_generation_prompt, tools, options)
-    marked, marked_tools = _marked(tokenizer, visible, marks), _marked(tokenizer, list(tools), marks)
+    marked, marked_tools = _mark_special(tokenizer, visible, marks), _mark_special(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     if marked == visible and marked_tools == list(tools):
         return Rendered((TextPiece(text, False),))
@@ -134,7 +134,10 @@ def _with_kept(
     options: Mapping[str, Any],
 ) -> Rendered:
     """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
-    marked, marked_tools = _marked(tokenizer, visible, marks, kept.pattern), _marked(tokenizer, tools, marks)
+    marked, marked_tools = (
+        _mark_special(tokenizer, visible, marks, kept.pattern),
+        _mark_special(tokenizer, tools, marks),
+    )
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     return kept_pieces(kept, text, lambda part: _pieces(part, marks))
 
@@ -158,7 +161,7 @@ def template_options(tokenizer: Any) -> frozenset[str]:
     return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
 
 
-def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
+def _mark_special(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
     What `but` finds stays unchanged.
@@ -173,13 +176,13 @@ def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[
         return "".join([*parts, _marked_text(tokenizer, value[last:], marks)])
     if isinstance(value, Mapping):
         return {
-            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(
+            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(
                 tokenizer, item, marks, but
             )
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_marked(tokenizer, item, marks, but) for item in value]
+        return [_mark_special(tokenizer, item, marks, but) for item in value]
     return value
 
 
@@ -228,20 +231,20 @@ def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
     """Splits a rendered text at its marks. Raises CodecError if the template separated or changed marks."""
     start, stop = marks
     if any(json.dumps(mark)[1:-1] in text for mark in marks):
-        raise _rewritten()
+        raise _rewritten_error()
     for number, part in enumerate(text.split(start)):
         literal, end, plain = part.partition(stop)
         if not number:
             literal, plain, end = "", part, "" if stop not in part else stop
         if bool(number) != bool(end) or stop in plain:
-            raise _rewritten()
+            raise _rewritten_error()
         if literal:
             yield TextPiece(literal, True)
         if plain:
             yield TextPiece(plain, False)
 
 
-def _rewritten() -> CodecError:
+def _rewritten_error() -> CodecError:
     return CodecError(
         "a message holds the text of a special token, and the model's chat template rewrites that message",
         "leave it out: the model would obey it",

@@ -57,17 +57,17 @@ class KeptIds:
         for match in self.pattern.finditer(text):
             if match[2] != self.found[match[1]].text:
                 raise Rewritten
-            yield self._unmarked(text[last : match.start()])
+            yield self._without_marks(text[last : match.start()])
             yield self.found[match[1]]
             last = match.end()
-        yield self._unmarked(text[last:])
+        yield self._without_marks(text[last:])
 
     @property
     def pattern(self) -> re.Pattern[str]:
         """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
         return re.compile(f"([{''.join(self.found)}])(.*?){self.stop}", re.DOTALL)
 
-    def _unmarked(self, text: str) -> str:
+    def _without_marks(self, text: str) -> str:
         if any(letter in text for letter in (*self.found, self.stop)):
             raise Rewritten
         return text
@@ -83,10 +83,10 @@ class KeptIds:
             if isinstance(result.get(name), str):
                 result[name] = self._text(result[name], decoded, ids)
         if "tool_calls" in result:
-            result["tool_calls"] = [self._called(tool_call, decoded, ids) for tool_call in result["tool_calls"]]
+            result["tool_calls"] = [self._mark_call(tool_call, decoded, ids) for tool_call in result["tool_calls"]]
         return result
 
-    def _called(self, call: Any, decoded: str, ids: Sequence[int]) -> Any:
+    def _mark_call(self, call: Any, decoded: str, ids: Sequence[int]) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             return call

@@ -72,20 +72,20 @@ def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
-        texts_of = unmarked(codec, _sent(codec, original), original)
+        texts_of = unmarked(codec, _send(codec, original), original)
         return replace(texts_of, sources=np.array(labelled.sources, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
     )
     texts = [example.text for example in examples]
     original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
-    scrambled = _sent(codec, original)
+    scrambled = _send(codec, original)
     if pairs is not None:
         return unmarked(codec, scrambled, original)
     return PrivateTexts(scrambled, original, *marked(codec, texts, scrambled))
 
 
-def _sent(codec: Codec, original: Sequences) -> Sequences:
+def _send(codec: Codec, original: Sequences) -> Sequences:
     """Returns ids as they would be sent: one of several is drawn as the codec draws it."""
     return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
 

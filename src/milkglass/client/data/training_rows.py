@@ -182,7 +182,7 @@ def _encode_batch(
     numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if numbers is not None:
-            return _classified(codec, batch, numbers, limit)
+            return _encode_classified(codec, batch, numbers, limit)
         if batch[0].kind == "chat":
             labelled = codec.encode_cut([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
@@ -209,7 +209,7 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     return pa.array([labels[str(row.label)] for row in batch], pa.int32())
 
 
-def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
+def _encode_classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
     pairs = None if batch[0].pair is None else [row.pair or "" for row in batch]
     encoded = codec.encode([row.text for row in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)

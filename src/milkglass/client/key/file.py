@@ -81,7 +81,7 @@ class KeySeal:
     @classmethod
     def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
         """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
-        header, _ = _parsed(data, name)
+        header, _ = _parse(data, name)
         result = cls.derived(passphrase, header.scrypt_n, header.salt)
         if not hmac.compare_digest(result.check, header.check):
             raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
@@ -105,7 +105,7 @@ class KeySeal:
 
     def unseal(self, data: bytes, name: str = "this") -> Key:
         """Returns the key in a file's bytes. Raises what the function `unseal` raises."""
-        header, line = _parsed(data, name)
+        header, line = _parse(data, name)
         if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
             raise WrongPassphrase(
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
@@ -135,7 +135,7 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
     return KeySeal.of(data, passphrase, name).unseal(data, name)
 
 
-def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
+def _parse(data: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line."""
     text = _whole(data)
     header, line = parse(data, text, name)
@@ -276,7 +276,7 @@ class UnlockedKey:
                 info = info.with_labels(numbers, job)
             return info if model is None else info.with_upload(model, job)
 
-        return self if numbers is None and model is None else self._changed(changed)
+        return self if numbers is None and model is None else self._change_info(changed)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
         """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
@@ -301,7 +301,7 @@ class UnlockedKey:
                 raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
         return result
 
-    def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
+    def _change_info(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
             key = self.again()

@@ -179,18 +179,18 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         notes = table.get(METADATA, {})
         document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
-        raise _damaged("cannot be read") from error
+        raise _damage("cannot be read") from error
     if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(document, dict):
-        raise _damaged("is not what version 1 defines")
+        raise _damage("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
-        raise _damaged("holds no permutation")
+        raise _damage("holds no permutation")
     if root is not None and root.shape != (ROOT_BYTES,):
-        raise _damaged("holds a root of another size than 32 bytes")
+        raise _damage("holds a root of another size than 32 bytes")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
     if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
-        raise _damaged("holds an identifier that is not of 32 hexadecimal digits")
+        raise _damage("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
     return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
 
@@ -199,5 +199,5 @@ def _sum(sigma: NDArray[np.int32]) -> str:
     return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
 
 
-def _damaged(fault: str) -> DamagedKey:
+def _damage(fault: str) -> DamagedKey:
     return DamagedKey(f"the content of the key file {fault}", "restore a backup")

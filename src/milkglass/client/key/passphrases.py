@@ -33,8 +33,8 @@ def weakness(passphrase: str) -> str | None:
     if count >= REQUIRED_GUESSES:
         return None
     return (
-        f"the passphrase is weak: about {_rounded(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of one "
-        f"processor core; at least {_rounded(REQUIRED_GUESSES)} guesses are required"
+        f"the passphrase is weak: about {_round_words(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of "
+        f"one processor core; at least {_round_words(REQUIRED_GUESSES)} guesses are required"
     )
 
 
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
     return "less than a second"
 
 
-def _rounded(count: int) -> str:
+def _round_words(count: int) -> str:
     """Returns a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
     if count < 1000:
         return str(count)

@@ -59,7 +59,7 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
         if not models:
             models.append(body(base).eval())
         with torch.inference_mode():
-            return _encoded(models[0], ids, prefix, suffix, progress)
+            return _encode(models[0], ids, prefix, suffix, progress)
 
     if size < FILE_TOKENS:
         return encoded(torch.arange(size))
@@ -67,13 +67,15 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
     blocks = torch.arange(size).split(FILE_TOKENS)
     result = np.empty((0, 0), np.float32)
     for number, ids in enumerate(blocks):
-        vectors = _kept(f"{digest}-{number}", ids, encoded, progress)
+        vectors = _cached_vectors(f"{digest}-{number}", ids, encoded, progress)
         result = result if number else np.empty((size, vectors.shape[1]), np.float32)
         result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
     return result
 
 
-def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
+def _cached_vectors(
+    name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress
+) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
     arrays = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
     if keep.reused:
@@ -81,7 +83,7 @@ def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats
     return arrays["vectors"]
 
 
-def _encoded(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress) -> Floats:
+def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress) -> Floats:
     """Returns for each token, alone in a text, the mean of the last states over all places, special ones too."""
     around = partial(torch.tensor, dtype=torch.long)
     parts = []

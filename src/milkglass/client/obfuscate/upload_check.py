@@ -162,7 +162,7 @@ def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
 def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         if name in NAMES or name in LABELS:
-            if value and not (name in LABELS and _numbered(name, value)):
+            if value and not (name in LABELS and _is_numbered(name, value)):
                 yield name
         elif tells(name, value):
             yield name
@@ -184,7 +184,7 @@ def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
 TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
 
 
-def _numbered(name: str, value: Any) -> bool:
+def _is_numbered(name: str, value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)

@@ -40,7 +40,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         raise RemoteError(f"{noun} is not a JSON object", HINT)
     if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
-    return _cleaned(value, 0, noun)
+    return _clean(value, 0, noun)
 
 
 def error_in(body: bytes) -> dict[str, Any]:
@@ -73,15 +73,15 @@ def _finite(digits: str) -> float:
 _READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
 
 
-def _cleaned(value: Any, depth: int, noun: str) -> Any:
+def _clean(value: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
     if isinstance(value, str):
         return one_line(value, MAX_STRING_SHOWN)
     if isinstance(value, list):
-        return [item if isinstance(item, int | float) else _cleaned(item, depth + 1, noun) for item in value]
+        return [item if isinstance(item, int | float) else _clean(item, depth + 1, noun) for item in value]
     if isinstance(value, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _cleaned(item, depth + 1, noun) for name, item in value.items()}
+        return {one_line(name, MAX_STRING_SHOWN): _clean(item, depth + 1, noun) for name, item in value.items()}
     return value
 
 

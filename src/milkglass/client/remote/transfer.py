@@ -59,7 +59,7 @@ def send(
         progress(size)
         note.unlink(missing_ok=True)
         return file_id
-    upload = _unfinished(connection, note)
+    upload = _unfinished_upload(connection, note)
     if upload is None:
         requested = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
         upload = connection.json("POST", "/v1/uploads", requested, retry=True)  # a lost answer leaves an empty upload
@@ -202,7 +202,7 @@ def _note(url: str, digest: str, purpose: str) -> Path:
     return cache_folder() / "uploads" / f"{name}.json"
 
 
-def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
+def _unfinished_upload(connection: Connection, note: Path) -> dict[str, Any] | None:
     """Returns the upload in the note, if the server still has it."""
     try:
         upload_id = json.loads(note.read_text("utf-8"))["id"]

@@ -145,7 +145,7 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
     try:
         text, _ = _value(text)
         if name is not None:
-            calls = [_made(name, text, tools)]
+            calls = [_make_call(name, text, tools)]
         else:
             items = [member for _, member in _members(text)] if text.startswith("[") else [text]
             calls = [_call(item, tools, bare) for item in items]
@@ -208,7 +208,7 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
         return None
     if not nonempty and not {*members} <= ABOUT_CALLS:
         return None
-    return _made(
+    return _make_call(
         DECODER.decode(members["name"]),
         (nonempty or [written for written in arguments_written if written[0] == "{"] or [""])[0],
         tools,
@@ -221,7 +221,7 @@ def _is_empty(text: str) -> bool:
     return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
 
 
-def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
+def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
@@ -231,7 +231,7 @@ def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
         value = DECODER.decode(text) if text else None
     if value is None and not tools[name]:
         text, value = "{}", {}
-    return ToolCall(name, _written(text, value), escapes) if isinstance(value, dict) else None
+    return ToolCall(name, _write_arguments(text, value), escapes) if isinstance(value, dict) else None
 
 
 def letter_escapes(text: str) -> int:
@@ -244,7 +244,7 @@ def letter_escapes(text: str) -> int:
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 
-def _written(text: str, arguments: Mapping[str, Any]) -> str:
+def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
     """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is no strict JSON."""
     compact = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:

@@ -204,18 +204,18 @@ class Sections:
             if not final and THINK.startswith(lead):
                 return None
         if self.format is None:
-            return self._shown(len(self._held))
+            return self._take_text(len(self._held))
         head = self._head.search(self._held, partial=not final)
         bare_call = OBJECT.search(self._held, partial=not final) if self.format.bare else None
         if bare_call is not None and not bare_call.partial and (head is None or bare_call.start() < head.start()):
             if bare_call.start() == 0:
                 self._text = JsonSpan(lines=False)
                 return NOTHING
-            return self._shown(bare_call.start())
+            return self._take_text(bare_call.start())
         if head is None:
-            return self._shown(len(self._held))
+            return self._take_text(len(self._held))
         if head.start() > 0:
-            return self._shown(head.start())
+            return self._take_text(head.start())
         if head.partial:
             return None
         prefix = self._held[: head.end()]
@@ -224,7 +224,7 @@ class Sections:
         self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
         return NOTHING
 
-    def _shown(self, size: int) -> Part:
+    def _take_text(self, size: int) -> Part:
         """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
         shown, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._said:
@@ -240,11 +240,11 @@ class Sections:
         end = span.end(self._held)
         if end is not None or span.broken or final:
             self._text = None
-            return self._shown(end or span.at)
+            return self._take_text(end or span.at)
         if not span.at:
             return None
         size, span.at = span.at, 0
-        return self._shown(size)
+        return self._take_text(size)
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def _call(self, json: _Json, final: bool) -> Part | None:
@@ -253,10 +253,10 @@ class Sections:
             return None
         self._json = None
         if end is None:  # it is no JSON, or it is cut off
-            return self._shown((json.begin or 1) if json.marked or json.span.broken else len(self._held))
+            return self._take_text((json.begin or 1) if json.marked or json.span.broken else len(self._held))
         calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.marked)
         if calls is None:
-            return self._shown(end)
+            return self._take_text(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
         escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)

@@ -42,7 +42,7 @@ def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> 
     if folder is None:
         hub = _hub_of(description, split)
         return _examples(description, _hub_rows(hub, split), hub.build, f"{name} on the hub", progress)
-    layout, paths = _located(description, folder, split)
+    layout, paths = _locate(description, folder, split)
     return _examples(
         description, layout.rows(*paths), layout.build, " and ".join(path.name for path in paths), progress
     )
@@ -50,10 +50,10 @@ def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> 
 
 def files(name: str, folder: Path, split: str) -> list[Path]:
     """Returns the files that `load` reads."""
-    return _located(describe(name), folder, split)[1]
+    return _locate(describe(name), folder, split)[1]
 
 
-def _located(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
+def _locate(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
     if split not in description.splits:
         raise UsageError(f"{description.name} has no split {split!r}", f"it has: {', '.join(description.splits)}")
     if not folder.is_dir():

@@ -33,7 +33,7 @@ MATCHED_SPLITS = {
 }
 
 
-def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
+def _number_labels(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
     return {str(number): name for number, name in enumerate(labels, start)}
 
 
@@ -57,7 +57,7 @@ def _task(
         scores: the least and the largest score of a regression. None: it is a classification.
     """
     values = {one: one for one in labels} if named else {}
-    values |= _numbered(labels) | dict(others)
+    values |= _number_labels(labels) | dict(others)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
@@ -114,7 +114,7 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    long_texts = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), also="description")
     short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
     read_tsv = partial(table, needed=(), header=("text", "class"))
@@ -122,7 +122,7 @@ def _ag_news() -> Description:
         name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
     }
-    build = LabelledColumn("text", "label", _numbered(CLASSES))
+    build = LabelledColumn("text", "label", _number_labels(CLASSES))
     hub = Hub("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
     return Description(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
@@ -140,7 +140,7 @@ def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, An
 
 
 def _tweets() -> Description:
-    build = LabelledColumn("text", "label", _numbered(MOODS))
+    build = LabelledColumn("text", "label", _number_labels(MOODS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
@@ -167,7 +167,7 @@ def _rotten() -> Description:
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = Hub(
         "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
-        LabelledColumn("text", "label", _numbered(SIDES)),
+        LabelledColumn("text", "label", _number_labels(SIDES)),
     )  # fmt: skip
     return Description(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",

@@ -46,14 +46,14 @@ class NewUpload(RequestBody):
 
 
 def upload_json(upload: UploadRecord, chunk_bytes: int) -> dict[str, Any]:
-    return {**_about(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
+    return {**_shared_fields(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
 
 
 def file_json(file: FileRecord) -> dict[str, Any]:
-    return {**_about(file), "object": "file", "sha256": file.sha256, "status": "processed"}
+    return {**_shared_fields(file), "object": "file", "sha256": file.sha256, "status": "processed"}
 
 
-def _about(record: UploadRecord | FileRecord) -> dict[str, Any]:
+def _shared_fields(record: UploadRecord | FileRecord) -> dict[str, Any]:
     about = record.model_dump(include={"id", "filename", "bytes", "purpose"})
     return {**about, "created_at": int(record.created_at)}
 

@@ -65,7 +65,7 @@ class PromptRun:
 
         def put(item: _Token | MilkglassError) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._arrived, item)
+                loop.call_soon_threadsafe(self._on_arrival, item)
 
         def on_token(index: int, token: int, reason: str | None) -> None:
             put(_Token(index, token, reason, self.sequences[index].chances))
@@ -76,7 +76,7 @@ class PromptRun:
             sampling = self.body.sampling(ends, index)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, index), put))
 
-    def _arrived(self, item: _Token | MilkglassError) -> None:
+    def _on_arrival(self, item: _Token | MilkglassError) -> None:
         self._queue.put_nowait(item)
         self._running -= isinstance(item, MilkglassError) or item.reason is not None
         if not self._running:

@@ -176,7 +176,7 @@ class Sequence:
             self.fail(not_finite())
             return None
         try:
-            token = draw(self._adjusted(logits), self.sampling, self.rng)
+            token = draw(self._adjust(logits), self.sampling, self.rng)
             if self.sampling.logprobs is not None:
                 self.chances = chances(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
@@ -189,7 +189,7 @@ class Sequence:
         self.on_token(token, reason)
         return None if reason else token
 
-    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
         if not self.sampling.adjusts:
             return logits
         prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids

@@ -302,7 +302,7 @@ def _file_id(upload_id: str) -> str:
 def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
     """Writes pieces at an offset, unbuffered, so that a full disk raises here and not on closing."""
     with path.open("r+b", buffering=0) as file:
-        _cut(file, offset)  # what an interrupted write left behind `received`
+        _cut_file(file, offset)  # what an interrupted write left behind `received`
         file.seek(offset)
         try:
             for piece in pieces:
@@ -311,10 +311,10 @@ def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
                     rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
-            _cut(file, offset)
+            _cut_file(file, offset)
             raise
 
 
-def _cut(file: FileIO, size: int) -> None:
+def _cut_file(file: FileIO, size: int) -> None:
     if file.seek(0, os.SEEK_END) > size:
         file.truncate(size)
