@@ -222,7 +222,7 @@ def audit(
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
 def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
-    """The enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+    """Opens the enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
@@ -258,7 +258,7 @@ def generate_split(
     sampling: SplitSampling,
     as_json: bool,
 ) -> None:
-    """Generate an answer, which is shown while it comes."""
+    """Generates an answer, which is shown while it comes."""
     sanitized = _prompt(text, prompt, system, chat_template, instruction, sampling)
     unchanged = sanitized.private - sanitized.changed
     note(

@@ -154,7 +154,7 @@ def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
 
 
 def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
-    """How long a selection by hidden states will take, by that of a few texts, which are done again later."""
+    """Says how long a selection by hidden states will take, by that of a few texts, which are done again later."""
     from milkglass.rows.examples import read_examples
 
     texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)

@@ -137,7 +137,7 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
 
 
 def _unfinished(sites: Path, site: str) -> bool:
-    """Whether the run was begun with this site, whose rows are not there yet."""
+    """Returns whether the run was begun with this site, whose rows are not there yet."""
     from milkglass.federated.ghost_stage import BEGUN, parts_folder
     from milkglass.models.checkpoint import read_json
 

@@ -143,7 +143,7 @@ def usage_text(spent: usage.Usage) -> str:
 
 
 def audits(spent: usage.Usage) -> list[str]:
-    """What each audit found; of older versions only when the last one was."""
+    """Returns what each audit found; of older versions only when the last one was."""
     if not spent.audits:
         return [f"last audit: {moment(spent.audited)}"] if spent.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
@@ -157,7 +157,7 @@ def audits(spent: usage.Usage) -> list[str]:
 
 
 def rate_words(rate: Mapping[str, float]) -> list[str]:
-    """What a coarse vocabulary lets through."""
+    """Returns lines that say what a coarse vocabulary lets through."""
     lines = [
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
         f"{' on average' if rate.get('epsilon') else ''}; "
@@ -181,7 +181,7 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
 
 
 def warning(spent: usage.Usage) -> list[str]:
-    """What to say when the budget that audits measured is spent."""
+    """Returns what to say when the budget that audits measured is spent."""
     return [
         f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
         f"{NEW_KEY_HINT}"
@@ -238,7 +238,7 @@ def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson =
 
 
 def shown(unlocked: UnlockedKey) -> dict[str, Any]:
-    """Nothing here reads a text or makes the key again. Label names are private, so that they are counted."""
+    """Returns what of a key may be shown: nothing that reads a text or makes the key again. Label names are private, so that they are counted."""
     key, info = unlocked.key, unlocked.key.info
     jobs = {**info.labels_by_job, **info.scales_by_job}
     return {

@@ -40,7 +40,7 @@ def read_shape(
     path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
-    """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
+    """Returns what a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
@@ -54,7 +54,7 @@ def read_shape(
 
 
 def reader_of(ref: str, by: str | None) -> Reader:
-    """A file is GloVe's, everything else a model."""
+    """Returns a reader of a table: a file is GloVe's, everything else a model."""
     from milkglass.sanitizers.table import read_glove
     from milkglass.sanitizers.text import WordReader
 
@@ -81,7 +81,7 @@ def reader_of(ref: str, by: str | None) -> Reader:
 def over_table(
     method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
 ) -> FileSanitizer:
-    """The method over a table, with what it needs to know of frequencies, and its lists.
+    """Returns the method over a table, with what it needs to know of frequencies, and its lists.
 
     corpus: text in which frequencies are counted; without it a list of English words has them.
     """
@@ -163,7 +163,7 @@ def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
-    """Each line of stdin answered at once."""
+    """Answers each line of stdin at once."""
     from milkglass.sanitizers.files import fresh_seed, promised, stream_of
     from milkglass.sanitizers.text import WordTally
 
@@ -213,7 +213,7 @@ def sanitize_by_ghost(
     source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Replace tokens by shadows. words: parameters of the search and the selection, such as "k=70" and "beams=2"."""
+    """Replaces tokens by shadows. `words`: parameters of the search and the selection, such as "k=70" and "beams=2"."""
     from dataclasses import replace
 
     from milkglass.files import require_writable

@@ -125,7 +125,7 @@ def serve(
 
 
 def _base_of(ref: str) -> Path:
-    """The folder of a base model, or of several. Raises UsageError, ModelNotFound."""
+    """Returns the folder of a base model, or of several. Raises UsageError, ModelNotFound."""
     from milkglass.models.resolve import HUB_PREFIX, resolve
 
     if (folder := Path(ref)).is_dir():

@@ -108,7 +108,7 @@ def classify(
 
 @contextmanager
 def _answering(url: str | None, folder: Path | None, way: WayOptions) -> Iterator[tuple[EncoderInfo, Answer]]:
-    """The server half's information, and what answers frames: over HTTP, or in this process."""
+    """Returns the server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
         from milkglass.split.server import ServerHalf

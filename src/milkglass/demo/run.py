@@ -90,7 +90,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """The server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
+        """Returns the server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
         while self._url is None:
             try:
                 line = self._lines.get(timeout=PATIENCE_SECONDS)
@@ -106,7 +106,7 @@ class Service:
 
     @property
     def token(self) -> str:
-        """The token that the server made at its first start. Whoever runs the server gives it to the client."""
+        """Returns the token that the server made at its first start. Whoever runs the server gives it to the client."""
         return (self.home / "token").read_text("utf-8").strip()
 
     def __exit__(self, *error: object) -> None:
@@ -209,7 +209,7 @@ def _comparison(demo: Demo) -> dict[str, Any]:
 
 
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """A BERT learns to send messages to the right desk. Returns the half, and each test message with its label."""
+    """Trains a BERT to send messages to the right desk. Returns the half, and each test message with its label."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     half = demo.half("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
     answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
@@ -219,7 +219,7 @@ def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
 
 
 def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """A small Llama learns to name the desk in words. Returns the half, and some test instructions with the answers."""
+    """Trains a small Llama to name the desk in words. Returns the half, and some test instructions with the answers."""
     train = demo.data("replies_train.jsonl")
     half = demo.half("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
