@@ -123,6 +123,8 @@ class Gpus(Protocol):
 
 @dataclass(frozen=True)
 class NoGpus:
+    """The source of a machine without GPUs."""
+
     def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
         return []
 

@@ -238,7 +238,7 @@ def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson =
 
 
 def shown(unlocked: UnlockedKey) -> dict[str, Any]:
-    """Returns what of a key may be shown: nothing that reads a text or makes the key again. Label names are private, so that they are counted."""
+    """Returns what may be shown of a key: it reads no text and makes no key. Label names are private: only counted."""
     key, info = unlocked.key, unlocked.key.info
     jobs = {**info.labels_by_job, **info.scales_by_job}
     return {

@@ -34,6 +34,8 @@ NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Phase(enum.Enum):
+    """What a connection is doing, which decides how long it may take."""
+
     HEAD = "waiting for a request's headers"
     BODY = "waiting for the rest of a request's body"
     WORK = "answering"

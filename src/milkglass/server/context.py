@@ -25,6 +25,8 @@ MAX_SLOW_REQUESTS = 8  # requests that read whole files or models at a time; oth
 
 @dataclass(frozen=True)
 class Context:
+    """What all routes share."""
+
     settings: ServerSettings
     home: DataDir
     store: Store

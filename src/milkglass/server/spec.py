@@ -169,6 +169,8 @@ class Event(BaseModel):
 
 
 class Status(BaseModel):
+    """How a worker's run ended."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
     state: Literal["succeeded", "failed", "cancelled"]

@@ -203,6 +203,8 @@ def _stages(limit: Most) -> Iterator[Stage]:
     from rich.text import Text
 
     class Remaining(ProgressColumn):
+        """Shows the time that is left, or the limit if that is less."""
+
         def render(self, task: Task) -> Text:
             left = task.time_remaining
             return Text("" if left is None or task.finished else f"{duration(max(0.0, min(left, limit())))} left")

@@ -25,6 +25,8 @@ ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order 
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one comparison with what the key gives. `detail` counts, and names what is wrong."""
+
     name: str
     passed: bool
     detail: str

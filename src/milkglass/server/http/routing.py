@@ -60,6 +60,8 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
+    """A route that reads JSON strictly, and answers nothing to a client that is gone."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
 

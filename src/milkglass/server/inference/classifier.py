@@ -34,6 +34,8 @@ class ClassifierRow:
 
 
 class Classifier(Engine[ClassifierRow]):
+    """Classifies or embeds waiting rows, as many at a time as fit one pass."""
+
     def __init__(self, model: PreTrainedModel, max_batch: int, max_waiting: int, needs_pad: bool = False) -> None:
         super().__init__("classifier", max_waiting)
         self._model = model

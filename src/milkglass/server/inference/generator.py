@@ -27,6 +27,8 @@ MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one
 
 
 class WorkItem(Protocol):
+    """What waits in an engine's queue, and hears if it is not done."""
+
     def fail(self, error: MilkglassError) -> None: ...
 
 

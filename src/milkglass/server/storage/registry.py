@@ -68,6 +68,8 @@ PICKLE_NAME = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
 @dataclass(frozen=True)
 class Delta:
+    """The requested format of a delta, and the digest of the base that it changes."""
+
     format: str
     base: str
 
