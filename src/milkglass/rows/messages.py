@@ -155,7 +155,7 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True)
         if function is not tool:
             _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
         fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
-        if not all(isinstance(field_, FUNCTION_FIELDS[name]) for name, field_ in fields.items()):
+        if not all(isinstance(content, FUNCTION_FIELDS[name]) for name, content in fields.items()):
             raise UsageError(
                 "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
             )

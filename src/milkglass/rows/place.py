@@ -101,9 +101,11 @@ def require_columns(
             raise CodecError(f"the header of {file} {twice}", "rename one of them")
 
 
-def no_text(place: Place, names: Collection[str], known: Collection[str] = ()) -> CodecError:
+def no_text(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(f"{place} has no text", f"{columns_there(names, known, _has_names(place.file))}; {NAMING_HINT}")
+    return CodecError(
+        f"{place} has no text", f"{columns_there(names, expected, _has_names(place.file))}; {NAMING_HINT}"
+    )
 
 
 def _has_names(file: str) -> bool:

@@ -130,13 +130,13 @@ def delimiter_named(name: str) -> str:
     return result
 
 
-def delimiter_of(path: Path, known: Collection[str]) -> str:
+def delimiter_of(path: Path, column_names: Collection[str]) -> str:
     """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
 
     Text that is not UTF-8 is reported by whoever reads it.
 
     Args:
-        known: names of columns that the caller looks for.
+        column_names: names of columns that the caller looks for.
     """
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     signs = [usual, *(sign for sign in DELIMITERS.values() if sign != usual)]
@@ -145,7 +145,7 @@ def delimiter_of(path: Path, known: Collection[str]) -> str:
 
     def named(sign: str) -> int:
         """Returns how many known columns the header has with this delimiter."""
-        return len({cell.strip() for cell in rows[sign][0]} & set(known)) if rows[sign] else 0
+        return len({cell.strip() for cell in rows[sign][0]} & set(column_names)) if rows[sign] else 0
 
     return max(regular or signs, key=named)  # the first of equals: the file's own
 

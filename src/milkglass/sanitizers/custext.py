@@ -52,13 +52,13 @@ class WordGroups:
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
 
-        def is_valid(found: Arrays) -> bool:
-            one = cls(**found)
+        def is_valid(arrays: Arrays) -> bool:
+            one = cls(**arrays)
             fits = one.group.shape == (len(vectors),) and one.scores.shape == (len(vectors), one.width)
             return fits and bool(np.array_equal(np.sort(one.members[one.members >= 0]), order))
 
-        made = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
-        return cls(**made), keep.reused
+        arrays = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
+        return cls(**arrays), keep.reused
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:

@@ -89,10 +89,10 @@ class Rnm(Sanitizer):
         if p == 0:
             return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
         common = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        own = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
+        note = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
         common = math.ceil(common * 1000 * (1 - 1e-12)) / 1000  # never below what holds
         return (
-            f"{upward(common)}-DP between words of one list, for one word{own}; lists and what is sensitive are public"
+            f"{upward(common)}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
         )
 
     @property

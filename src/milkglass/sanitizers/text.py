@@ -181,19 +181,19 @@ class TextSanitizer:
         return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------
-    def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
+    def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, original: list[str], out: list[str]) -> Mask:
         """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
         changed = drawn & (after != codes)
         for at in np.flatnonzero(codes == NUMBER):
-            changed[at] = found[at].lower() != out[at].lower()
+            changed[at] = original[at].lower() != out[at].lower()
         return changed
 
     def _count(self, tally: WordTally, codes: Ids, drawn: Mask, changed: Mask) -> None:
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], OTHER_CLASS)
         kinds[codes == UNKNOWN] = UNKNOWN_CLASS
         kinds[codes == NUMBER] = NUMBER_CLASS
-        kept = codes <= KEPT
-        kinds[kept] = self._kept_kinds[KEPT - codes[kept]]
+        is_kept = codes <= KEPT
+        kinds[is_kept] = self._kept_kinds[KEPT - codes[is_kept]]
         tally.words += np.bincount(kinds, minlength=len(CLASSES))
         tally.drawn += np.bincount(kinds[drawn], minlength=len(CLASSES))
         tally.replaced += np.bincount(kinds[changed], minlength=len(CLASSES))
@@ -245,7 +245,7 @@ class TokenReader:
         if not texts:
             return []
         batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
-        return [np.asarray(input_id_, np.int64) for input_id_ in batch["input_ids"]]
+        return [np.asarray(row, np.int64) for row in batch["input_ids"]]
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""

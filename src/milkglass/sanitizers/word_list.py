@@ -75,9 +75,9 @@ def token_counts(
 
 def _count(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
     result = np.zeros(rows)
-    words_, share_of = list(english()), np.array(list(english().values()))
-    for start in range(0, len(words_), WORDS_AT_A_TIME):
-        words, shares = words_[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
+    all_words, share_of = list(english()), np.array(list(english().values()))
+    for start in range(0, len(all_words), WORDS_AT_A_TIME):
+        words, shares = all_words[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
         for ids, weight in _spellings(tokenizer, words):
             mass = np.repeat(shares * weight, ids.lengths)
             result += np.bincount(ids.ids, mass, minlength=rows)[:rows]

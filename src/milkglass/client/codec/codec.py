@@ -227,10 +227,10 @@ class Codec:
         """Returns scrambled ids of original ones, in which -1, -2, ... stand for the first, second, ... of `kept`."""
         original, scrambled = np.array(ids, np.int64), np.array(kept, np.int32)
         is_kept = original < 0
-        kept_ids = scrambled[-1 - original[is_kept]]
-        original[is_kept] = self.inverse[kept_ids]
+        kept_scrambled = scrambled[-1 - original[is_kept]]
+        original[is_kept] = self.inverse[kept_scrambled]
         result = self._scramble_lists([original.tolist()])[0]
-        result[is_kept] = kept_ids
+        result[is_kept] = kept_scrambled
         return result
 
     def _with_visible(self, message: Message) -> Message:

@@ -106,15 +106,15 @@ def render(
     visible = [{name: message[name] for name in FIELDS if name in message} for message in messages]
     letters = free_letters([*_texts(visible), *_texts(list(tools))])
     marks = next(letters), next(letters)
-    kept = None if answers is None else KeptIds(answers, letters)
-    if kept is not None:
+    kept_ids = None if answers is None else KeptIds(answers, letters)
+    if kept_ids is not None:
         answer_ids = [message.get(ANSWER_IDS) for message in messages]
         visible = [
-            kept.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
+            kept_ids.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
         ]
-        if kept.found:
+        if kept_ids.found:
             try:
-                return _with_kept(tokenizer, visible, list(tools), marks, kept, add_generation_prompt, options)
+                return _with_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
             except Rewritten:  # it takes kept texts apart
                 return render(tokenizer, messages, add_generation_prompt, tools, options)
     marked, marked_tools = _mark_special(tokenizer, visible, marks), _mark_special(tokenizer, list(tools), marks)
@@ -129,23 +129,23 @@ def _with_kept(
     visible: list[dict[str, Any]],
     tools: list[Mapping[str, Any]],
     marks: tuple[str, str],
-    kept: KeptIds,
+    kept_ids: KeptIds,
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> Rendered:
     """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
     marked, marked_tools = (
-        _mark_special(tokenizer, visible, marks, kept.pattern),
+        _mark_special(tokenizer, visible, marks, kept_ids.pattern),
         _mark_special(tokenizer, tools, marks),
     )
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
-    return kept_pieces(kept, text, lambda part: _pieces(part, marks))
+    return kept_pieces(kept_ids, text, lambda part: _pieces(part, marks))
 
 
-def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
+def kept_pieces(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
     """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
     result, ids = list[TextPiece](), list[int]()
-    for part in kept.parts(text):
+    for part in kept_ids.parts(text):
         if isinstance(part, str):
             result += pieces(part)
         else:

@@ -103,7 +103,7 @@ def labelled(
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
     """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
     result = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
-    texts = [prompt.text for prompt, done in zip(rendered, result, strict=True) if done is None]
+    texts = [prompt.text for prompt, single in zip(rendered, result, strict=True) if single is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
         batch_rows = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
@@ -112,11 +112,11 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
 
 
 def answerless(
-    tokenizer: Any, messages: Sequence[Message], index: int, length: int, done: LabelledIds, limit: int
+    tokenizer: Any, messages: Sequence[Message], index: int, length: int, labelled: LabelledIds, limit: int
 ) -> TooLong:
     """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""
     contents = tokenizer([message["content"] for message in messages], add_special_tokens=False)
-    template, start = length - sum(map(len, contents["input_ids"])), done.unanswered[index]
+    template, start = length - sum(map(len, contents["input_ids"])), labelled.unanswered[index]
     return TooLong.of(
         index,
         f"has no answer within {limit} tokens: its answer begins after {start}, and the chat template itself "

@@ -18,12 +18,12 @@ OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "docume
 WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
 
 
-def template_options(requested: Mapping[str, Any], known: frozenset[str], reasons: bool) -> dict[str, Any]:
-    """Returns variables of the template for the request's fields. It reads `known`, and may mark reasoning.
+def template_options(requested: Mapping[str, Any], variables: frozenset[str], reasons: bool) -> dict[str, Any]:
+    """Returns variables of the template for the request's fields. It reads `variables`, and may mark reasoning.
 
     Raises UsageError, which names a field, if the template has no variable for it.
     """
-    options = _TemplateOptions(known - OWN_VARIABLES, reasons)
+    options = _TemplateOptions(variables - OWN_VARIABLES, reasons)
     for name, value in requested.items():
         READERS[name](options, name, value)
     return options.options

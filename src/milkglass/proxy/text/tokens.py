@@ -91,5 +91,5 @@ class TokenNames:
         for token, bias in by_token.items():
             start = 0 if choices is None else int(choices.starts[token])
             alias_ids = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
-            result |= {int(alias_id_): bias for alias_id_ in alias_ids or [self.codec.sigma[token]]}
+            result |= {int(number): bias for number in alias_ids or [self.codec.sigma[token]]}
         return result

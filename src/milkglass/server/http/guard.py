@@ -53,13 +53,13 @@ class BodyMemory:
         self.limit, self.used = limit, 0
         self._arriving: set[CountedBody] = set()
 
-    def take(self, body: CountedBody, size: int, whole: bool) -> None:
-        """Charges bytes to a body, its last ones if `whole`. Raises Busy if no room is left or can be made."""
-        if whole:
+    def take(self, body: CountedBody, size: int, is_complete: bool) -> None:
+        """Charges bytes to a body, its last ones if `is_complete`. Raises Busy if no room is left or can be made."""
+        if is_complete:
             self._arriving.discard(body)
         elif body not in self._arriving:
             self._arriving.add(body)
-        self._make_room(body, size, whole)
+        self._make_room(body, size, is_complete)
         self.used += size
         body.held += size
 
@@ -68,7 +68,7 @@ class BodyMemory:
         body.held = 0
         self._arriving.discard(body)
 
-    def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
+    def _make_room(self, body: CountedBody, size: int, is_complete: bool) -> None:
         """Evicts the slowest bodies that arrive more slowly than `body`. A complete body counts as the fastest.
 
         It evicts none if that would not be enough.
@@ -77,7 +77,7 @@ class BodyMemory:
         if lacking <= 0:
             return
         now = time.monotonic()
-        own_pace = math.inf if whole else body.pace(now)
+        own_pace = math.inf if is_complete else body.pace(now)
         slower = sorted(
             (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own_pace
         )
