@@ -130,10 +130,7 @@ class Lookup(dict[str, int]):
     """
 
     def __init__(
-        self,
-        rows: Mapping[str, int],
-        kept: Mapping[str, int],
-        stem: Callable[[str], str | None] = lambda word: None,
+        self, rows: Mapping[str, int], kept: Mapping[str, int], stem: Callable[[str], str | None] = lambda word: None
     ) -> None:
         super().__init__()
         self.rows, self.kept, self.stem = rows, kept, stem
