@@ -75,10 +75,8 @@ class Front:
                 yield
 
         headers = {STATE_HEADER: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
-        work = [
-            (PATH, "GET", self.evidence),
-            *((path, method, self.forward) for path, method in passthrough.PATHS.items()),
-        ]
+        forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
+        work = [(PATH, "GET", self.evidence), *forwarding]
         if self.vault is not None:
             work.append((RELEASE_PATH, "POST", self.release))
         routes = [

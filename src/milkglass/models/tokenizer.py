@@ -316,7 +316,7 @@ def _special_tokens(
         added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
     else:
         for name, value in _optional(folder / "special_tokens_map.json").items():
-            tokens[name] = _with_additional(name, value, tokens)
+            tokens[name] = _special_entry(name, value, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
             special_names |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
@@ -346,7 +346,7 @@ def _token(value: Any) -> Any:
     return [_token(item) for item in value] if isinstance(value, list) else value
 
 
-def _with_additional(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
+def _special_entry(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
     if name == "extra_special_tokens" and isinstance(value, list):
         extra = list(tokens.get(name) or [])

@@ -111,13 +111,8 @@ def _call(number: int, value: Any) -> dict[str, Any]:
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
     try:
         raw_arguments = function.get("arguments")
-        arguments = (
-            {}
-            if raw_arguments in (None, "")
-            else raw_arguments
-            if isinstance(raw_arguments, Mapping)
-            else json.loads(raw_arguments)
-        )
+        raw = {} if raw_arguments in (None, "") else raw_arguments
+        arguments = raw if isinstance(raw, Mapping) else json.loads(raw)
         json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
@@ -252,9 +247,8 @@ def _require_answer(messages: Sequence[Message]) -> None:
 def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or_else: str = "") -> None:
     for name in names:
         if name not in allowed:
-            shown_name = (
-                name if name.isidentifier() and name.isascii() and len(name) <= 40 else "a field of another name"
-            )
+            is_plain = name.isidentifier() and name.isascii() and len(name) <= 40
+            shown_name = name if is_plain else "a field of another name"
             raise UsageError(
                 f"{noun} has {shown_name}, which is not honoured",
                 f"known are: {', '.join(allowed)}; leave it out{or_else}",

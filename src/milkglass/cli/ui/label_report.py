@@ -8,10 +8,8 @@ from typing import Any
 from milkglass.cli.ui.terminal import cell, percent, table
 from milkglass.metrics.confusion import Confusion
 
-MAX_CLASSES_COUNTED = 8  # the most classes whose counts are shown
-NO_BETTER = (
-    "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
-)
+MAX_CLASSES = 8  # whose counts are shown
+SAME = "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
 UNEVEN = (
     "the classes are uneven: {name} has {share:.0f} of 100 rows, and no row of {missed} was recognised; more rows of "
     "these, or fewer of {name}, may help"
@@ -26,16 +24,11 @@ def report_lines(confusion: Confusion) -> list[str]:
         f"accuracy {accuracy} of {confusion.rows:,} held-out rows; naming {cell(name)} for all: {100 * share:.1f} %"
     ]
     if accuracy.low <= share:
-        lines.append(NO_BETTER.format(name=cell(name)))
+        lines.append(SAME.format(name=cell(name)))
     lines += _uneven(confusion)
-    is_wide = len(confusion.names) > MAX_CLASSES_COUNTED
-    head = (
-        "class",
-        "rows",
-        "precision",
-        "recall",
-        *(() if is_wide else [f"as {cell(one)}" for one in confusion.names]),
-    )
+    is_wide = len(confusion.names) > MAX_CLASSES
+    columns = () if is_wide else [f"as {cell(one)}" for one in confusion.names]
+    head = ("class", "rows", "precision", "recall", *columns)
     rows = [head]
     for number, name in enumerate(confusion.names):
         counts = () if is_wide else [str(count) for count in confusion.counts[number].tolist()]
@@ -47,11 +40,8 @@ def report_lines(confusion: Confusion) -> list[str]:
 def _uneven(confusion: Confusion) -> list[str]:
     """Returns a warning if one class has most rows and no row of some rare class was recognised."""
     name, share = confusion.commonest
-    missed = [
-        one
-        for one, recall in zip(confusion.names, confusion.recall.tolist(), strict=True)
-        if recall == 0 and one != name
-    ]
+    recalls = zip(confusion.names, confusion.recall.tolist(), strict=True)
+    missed = [one for one, recall in recalls if recall == 0 and one != name]
     if not missed or share < min(UNEVEN_SHARE, 2 / len(confusion.names)):
         return []
     listing = ", ".join(cell(one) for one in missed[:3]) + (f" and {len(missed) - 3} more" if len(missed) > 3 else "")
@@ -66,11 +56,11 @@ def document(confusion: Confusion) -> dict[str, Any]:
     )
     classes = {
         label: {
-            "precision": _number(recall),
-            "recall": _number(precision),
+            "precision": _number(precision),
+            "recall": _number(recall),
             "taken_for": dict(zip(confusion.names, row, strict=True)),
         }
-        for label, recall, precision, row in shares
+        for label, precision, recall, row in shares
     }
     return {
         "rows": confusion.rows, "accuracy": accuracy.value, "interval": [accuracy.low, accuracy.high],

@@ -158,12 +158,12 @@ class KeyInfo:
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """Returns the label names of a fine-tuned model, or None if it is not known."""
-        return next((labels for job, labels in self.labels_by_job.items() if _is_made_by(job, model)), None)
+        return next((labels for job, labels in self.labels_by_job.items() if _job_made(job, model)), None)
 
     def scale_of(self, model: str, job: str) -> Scale | None:
         """Returns the scale of a fine-tuned model, by its name or else by its job."""
         scales = self.scales_by_job
-        return next((scale for one, scale in scales.items() if _is_made_by(one, model)), scales.get(job))
+        return next((scale for one, scale in scales.items() if _job_made(one, model)), scales.get(job))
 
     # --- changed ------------------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
@@ -203,7 +203,7 @@ class KeyInfo:
         return KeyInfo({**self.document, **changes})
 
 
-def _is_made_by(job: str, model: str) -> bool:
+def _job_made(job: str, model: str) -> bool:
     """Returns whether a job made a model: the model's name contains the job's number."""
     return job.removeprefix("ftjob-") in model
 

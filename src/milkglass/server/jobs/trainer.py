@@ -40,11 +40,8 @@ from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
 METRIC_NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-DECIDING_METRIC = {
-    "classification": "accuracy",
-    "regression": "pearson",
-    "causal-lm": "loss",
-}  # what decides the best epoch
+# What decides the best epoch
+DECIDING_METRIC = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}
 
 
 class Reserve:
@@ -210,11 +207,8 @@ MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
 
 def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the finite figures of the trainer's metrics that a status keeps."""
-    return {
-        METRIC_NAMES[n]: float(value)
-        for n, value in (metrics or {}).items()
-        if n in METRIC_NAMES and math.isfinite(value)
-    }
+    known = {METRIC_NAMES[name]: value for name, value in (metrics or {}).items() if name in METRIC_NAMES}
+    return {name: float(value) for name, value in known.items() if math.isfinite(value)}
 
 
 def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
