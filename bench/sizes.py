@@ -31,7 +31,7 @@ from starlette.routing import Route
 from milkglass import files
 from milkglass.attest import passthrough
 from milkglass.attest.front import Front
-from milkglass.attest.passthrough import QUIET
+from milkglass.attest.passthrough import QUIET_HEADER
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.audit.records import EncryptedAnswers
 from milkglass.experiments.record import ResultRecord
@@ -168,7 +168,7 @@ async def recorded(answers: list[dict[str, Any]], folder: Path, quiet: str | Non
         for number in range(len(answers)):
             recorder.answers.clear()
             body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"{number:03}"}]}
-            headers = {} if quiet is None else {QUIET: quiet}
+            headers = {} if quiet is None else {QUIET_HEADER: quiet}
             sent = json.dumps(body).encode()
             answer = await client.post(f"https://localhost:{port}/v1/chat/completions", headers=headers,
                                        content=sent if quiet is None else passthrough.padded(sent))  # fmt: skip

@@ -103,6 +103,11 @@ def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int |
     write(target, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
+def partial_folder(target: Path) -> Path:
+    """Returns the folder beside `target` in which a long job builds it."""
+    return target.with_name(f".{target.name}.partial")
+
+
 @contextmanager
 def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
     """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.

@@ -22,10 +22,10 @@ from starlette.routing import Route
 
 from milkglass.attest import evidence, passthrough, sealing, sev_snp
 from milkglass.attest.chains import certificates
-from milkglass.attest.channel import RELEASE
+from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.front import RATE, Front
-from milkglass.attest.passthrough import PAD, QUIET, SLOT, STATE, filler, slots
+from milkglass.attest.front import EVIDENCE_PER_MINUTE, Front
+from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, filler, slots
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
 from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table
@@ -67,7 +67,7 @@ def tsm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tsm, dict[str,
 
     for name, function in (("mkdir", make), ("write_bytes", wrote), ("read_text", read), ("rmdir", remove)):
         monkeypatch.setattr(Path, name, function)
-    monkeypatch.setattr("milkglass.attest.sources.PAUSE", 0.0)
+    monkeypatch.setattr("milkglass.attest.sources.PAUSE_SECONDS", 0.0)
     return Tsm(tmp_path), state
 
 
@@ -130,7 +130,7 @@ def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
     async def work() -> None:
         async with client(Front(SOFTWARE, SPKI)) as one:
             answer = await one.get(PATH, params={"nonce": NONCE.hex()})
-            assert answer.headers[STATE] == "NOT ATTESTED"
+            assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
             found = HardwareEvidence.parse(answer.content)
             evidence.verify(found, TODAY, SPKI, NONCE)
             for spki, nonce in ((bytes(32), NONCE), (SPKI, bytes(32))):
@@ -145,8 +145,10 @@ def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
 def test_evidence_is_limited_to_so_many_a_minute() -> None:
     async def work() -> None:
         async with client(Front(SOFTWARE, SPKI)) as one:
-            codes = [(await one.get(PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(RATE + 3)]
-            assert codes == [200] * RATE + [503] * 3
+            codes = [
+                (await one.get(PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(EVIDENCE_PER_MINUTE + 3)
+            ]
+            assert codes == [200] * EVIDENCE_PER_MINUTE + [503] * 3
 
     run(work)
 
@@ -205,9 +207,9 @@ def test_a_whole_answer_is_padded_and_says_the_same() -> None:
     async def work() -> None:
         async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1"), ENGINE) as one:
             for size in (1, 500, 20_000):
-                answer = await one.post("/v1/embeddings", json={"input": "x" * size}, headers={QUIET: "whole"})
-                assert len(answer.content) % PAD == 0 and answer.json()["got"] == {"input": "x" * size}
-            assert (await one.post("/v1/embeddings", json={}, headers={QUIET: "loud"})).status_code == 400
+                answer = await one.post("/v1/embeddings", json={"input": "x" * size}, headers={QUIET_HEADER: "whole"})
+                assert len(answer.content) % PAD_BYTES == 0 and answer.json()["got"] == {"input": "x" * size}
+            assert (await one.post("/v1/embeddings", json={}, headers={QUIET_HEADER: "loud"})).status_code == 400
 
     run(work)
 
@@ -223,7 +225,7 @@ def test_slots_have_one_size_and_carry_the_same_events(monkeypatch: pytest.Monke
                 yield one[2:]
 
         pieces = [one async for one in slots(parts())]
-        assert {len(one) for one in pieces} == {SLOT}
+        assert {len(one) for one in pieces} == {SLOT_BYTES}
         lines = b"".join(pieces).split(b"\n\n")
         assert [one for one in lines if one.startswith(b"data")] == [one.removesuffix(b"\n\n") for one in EVENTS]
         assert all(one.lstrip(b"\n").startswith((b"data", b":")) or not one.strip() for one in lines)
@@ -289,18 +291,18 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
             with pytest.raises(AttestationError):
                 evidence.verify(HardwareEvidence.parse(json.dumps(swapped).encode()), TODAY, SPKI, NONCE)
             sealed = sealing.seal(b"rows", found.sealing, "rows.jsonl")
-            assert (await one.post(RELEASE, params={"name": "rows.jsonl"}, content=sealed)).json() == {
+            assert (await one.post(RELEASE_PATH, params={"name": "rows.jsonl"}, content=sealed)).json() == {
                 "kept": "rows.jsonl"
             }
             assert (tmp_path / "got" / "rows.jsonl").read_bytes() == b"rows"
-            assert (await one.post(RELEASE, params={"name": "other"}, content=sealed)).status_code == 502
+            assert (await one.post(RELEASE_PATH, params={"name": "other"}, content=sealed)).status_code == 502
 
     run(work)
     run_without = Front(SOFTWARE, SPKI)
 
     async def refused() -> None:
         async with client(run_without) as one:
-            assert (await one.post(RELEASE, params={"name": "x"}, content=b"x")).status_code == 404
+            assert (await one.post(RELEASE_PATH, params={"name": "x"}, content=b"x")).status_code == 404
 
     run(refused)
 

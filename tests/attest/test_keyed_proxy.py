@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from milkglass.attest.passthrough import PATHS, STATE
+from milkglass.attest.passthrough import PATHS, STATE_HEADER
 from milkglass.client.key.file import write_key
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
@@ -81,7 +81,7 @@ def test_a_chat_and_a_stream_are_answered_and_the_verdict_says_not_attested(runn
             client.completions.create(model="another", prompt="x", max_tokens=2)
     assert "NOT ATTESTED" in running.proxy.said and "NOT ATTESTED" in running.front.said
     answer = httpx2.get(f"{running.url}/v1/models", timeout=60)
-    assert answer.status_code == 200 and answer.headers[STATE] == "NOT ATTESTED"
+    assert answer.status_code == 200 and answer.headers[STATE_HEADER] == "NOT ATTESTED"
 
 
 def test_what_crosses_inside_the_channel_is_ids_and_no_text(running: Running) -> None:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milkglass.attest.passthrough import PAD, SLOT, STATE
+from milkglass.attest.passthrough import PAD_BYTES, SLOT_BYTES, STATE_HEADER
 from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
 from tests.server.kit import until
@@ -115,15 +115,15 @@ def test_openais_client_chats_streams_calls_tools_and_gets_errors(running: Runni
     assert "authorization" not in headers and "openai" not in json.dumps(headers).lower(), headers
 
 
-@pytest.mark.parametrize(("quiet", "size"), [("whole", PAD), ("slots", SLOT)])
+@pytest.mark.parametrize(("quiet", "size"), [("whole", PAD_BYTES), ("slots", SLOT_BYTES)])
 def test_a_quiet_answer_has_one_size_and_every_answer_says_not_attested(
     running: Running, quiet: str, size: int
 ) -> None:
     for words in ({}, {"stream": True}):
         body = {"model": "m", "messages": MESSAGES, **words}
         answer = httpx2.post(f"{running.urls[quiet]}/v1/chat/completions", json=body, timeout=60)
-        assert answer.headers[STATE] == "NOT ATTESTED"
-        assert len(answer.content) % (size if words or quiet == "whole" else PAD) == 0
+        assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
+        assert len(answer.content) % (size if words or quiet == "whole" else PAD_BYTES) == 0
     for path in ("/metrics", "/v1/files"):
         refused = httpx2.get(f"{running.urls['']}{path}", timeout=60)
         assert refused.status_code == 404
@@ -139,5 +139,5 @@ def test_where_the_policy_does_not_hold_no_request_leaves(running: Running) -> N
         body = {"model": "m", "messages": MESSAGES}
         answer = httpx2.post(f"{proxy.listening()}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 502 and "no section for software" in answer.json()["error"]["message"]
-        assert answer.headers[STATE] == "by policy"
+        assert answer.headers[STATE_HEADER] == "by policy"
     assert len(running.engine.asked) == asked and TEXT not in proxy.said and TEXT not in running.front.said

@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import milkglass.cli.ui.terminal as terminal
-from milkglass.cli import inference
+from milkglass.cli import codec, inference
+from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.client.key.key import KeyInfo
 from milkglass.client.results import Answer, Conversation
@@ -342,6 +343,16 @@ def test_conversations(decoder: Owner) -> None:
     short = document(call(*run, "--max-length", 5, "--truncate", stdin="\n".join(lines)))["encoded"]
     assert [one["ids"] for one in short] == [one["ids"][:5] for one in found]
     refused(call(*run[:-1], stdin='{"text": "a", "text_pair": "b"}\n'), 5, "line 1 of stdin has a text_pair")
+
+
+def test_ids_are_counted_before_they_are_shown(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "BATCH", 2)
+    before = usage.read(encoder.path)
+    result = call("encode", "--key", encoder.path, "--refuse-long", stdin="one\ntwo\n" + "word " * 300 + "\n")
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    after = usage.read(encoder.path)
+    assert result.exit_code == 5 and len(shown) == 2
+    assert (after.texts - before.texts, after.tokens - before.tokens) == (2, sum(map(len, shown)))
 
 
 def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
@@ -723,7 +734,9 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     del stub.described["job"]
     for choice, name in (("ftjob-77aa", "urgent"), ("newest", "y")):
         assert call("classify", "other", "the nurse", "--labels-of", choice, *run).stdout == f"{name}\t0.750\n"
+    calls = len(stub.calls)
     refused(call("classify", "other", "the nurse", "--labels-of", "x", *run), 2, "knows no labels of the job x")
+    assert len(stub.calls) == calls
     many = "".join(f"{tiny.TEXTS[i % 4]}\n" for i in range(130))
     found = document(call("classify", "ft-77aa", *run, "--json", stdin=many))
     assert len(found["results"]) == 130

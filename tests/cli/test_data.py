@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milkglass.cli.ui.columns import ColumnOptions
-from milkglass.cli.ui.text_input import to_classify
+from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.compare.rows import ComparisonRows
 from milkglass.rows.blocks import require_rows, shape_of
 from milkglass.rows.data_file import DataFile
@@ -89,7 +89,7 @@ def test_rows_with_labels_are_read_by_all(
     own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
     assert summarise(none.texts(rows)).rows == 100
-    asked = to_classify(None, rows, none)
+    asked = texts_to_classify(None, rows, none)
     assert len(asked) == 100 and (asked[7].pair is not None) is paired
     assert (asked[7].pair if paired else asked[7].text) == TEXTS[7]
     shape = shape_of(rows)
@@ -135,7 +135,7 @@ def test_pairs_without_labels_can_be_asked_about(tmp_path: Path) -> None:
     source.write_text("premise\thypothesis\nit rains\tit is wet\n", "utf-8")
     done = call("data", source, "--out", out)
     assert done.stdout.endswith("; text from premise, text_pair from hypothesis; no labels (--label-column)\n")
-    (row,) = to_classify(None, out, ColumnOptions())
+    (row,) = texts_to_classify(None, out, ColumnOptions())
     assert (row.text, row.pair) == ("it rains", "it is wet")
 
 

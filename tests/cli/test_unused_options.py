@@ -17,7 +17,7 @@ import typer
 from milkglass.cli.main import app
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed
 from milkglass.errors import UsageError
-from milkglass.server.spec import LORA, Hyperparameters, hyperparameters_of
+from milkglass.server.spec import LORA_SETTINGS, Hyperparameters, hyperparameters_of
 from tests.cli.kit import Owner, call, refused
 from tests.client.stub import Stub
 
@@ -162,7 +162,7 @@ def test_a_server_from_the_environment_is_no_option(
     assert call("models", encoder.model).exit_code == 0 and not stub.calls
 
 
-@pytest.mark.parametrize("name", LORA)
+@pytest.mark.parametrize("name", LORA_SETTINGS)
 def test_a_setting_of_lora_is_refused_where_all_weights_are_trained(name: str) -> None:
     value = True if name == "train_tables" else 1
     for settings in ({"task": "classification"}, {"method": "full"}, {"task": "causal-lm", "method": "full"}):

@@ -15,7 +15,7 @@ import pytest
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.main import app
 from milkglass.client.key.file import read_key
-from milkglass.client.training_request import MOST_EPOCHS, STEPS, training_defaults
+from milkglass.client.training_request import MIN_STEPS, MOST_EPOCHS, training_defaults
 from milkglass.server.spec import Hyperparameters
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, has_model_of, refused
@@ -157,7 +157,7 @@ def test_the_time_left_is_never_more_than_what_is_left_of_a_budget(
     now = [0.0]
     monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
     monkeypatch.setattr(terminal, "TimeLeft", partial(terminal.TimeLeft, clock=lambda: now[0]))
-    with terminal.bars(most=lambda: 90.0) as stage:
+    with terminal.bars(limit=lambda: 90.0) as stage:
         advance = stage("attack", 10)
         for _ in range(9):
             now[0] += 1000
@@ -188,7 +188,7 @@ def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
     writing = Hyperparameters(task="causal-lm")
     names = {name: name for name in ("batch_size", "learning_rate")}
     assert shown_default("epochs") == "3; for classification up to 10, for 100 steps"
-    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 100)
+    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, MIN_STEPS) == (3, 3, 10, 100)
     assert shown_default("early_stopping") == f"{sorting.early_stopping}, with rows to compare by"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]

@@ -23,7 +23,7 @@ TEXTS, LABELS = [*GOOD, *BAD], [1] * 6 + [0] * 6
 def test_it_learns_which_words_tell() -> None:
     fitted = LinearModel.fit(TEXTS, LABELS)
     assert fitted.predict(["fine", "dull", "quite funny, this", "how slow"]).tolist() == [1, 0, 1, 0]
-    assert len(fitted.members) == alone.MEMBERS and fitted.validated > 0.8
+    assert len(fitted.members) == alone.MAX_MEMBERS and fitted.validated > 0.8
 
 
 def test_letters_tell_what_words_do_not() -> None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import IGNORED
+from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
@@ -164,7 +164,7 @@ def test_the_text_of_a_special_token_in_a_message_stays_text(smollm: Codec, cont
     assert orders(found) == orders(smollm.encode_chat(talk("hello"), add_generation_prompt=False))
     learnt = smollm.encode_examples([talk(content)])
     assert learnt.ids[0].tolist() == found.tolist()
-    answer = learnt.ids[0][learnt.labels[0] != IGNORED]
+    answer = learnt.ids[0][learnt.labels[0] != IGNORED_LABEL]
     assert smollm.decode(answer, skip_special=False) == f"{content}<|im_end|>" and orders(answer) == 1
     assert orders(smollm.encode_chat([{"role": content, "content": "hi"}])) == orders(
         smollm.encode_chat([{"role": "user", "content": "hi"}])
@@ -207,7 +207,7 @@ def test_a_template_that_rewrites_earlier_turns_makes_one_example_of_each_answer
     plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     done = codec.encode_examples([plain, talk, plain])
     assert done.sources == (0, 1, 1, 2)
-    learnt = [codec.decode(ids[labels != IGNORED]) for ids, labels in zip(done.ids, done.labels, strict=True)]
+    learnt = [codec.decode(ids[labels != IGNORED_LABEL]) for ids, labels in zip(done.ids, done.labels, strict=True)]
     assert learnt == ["hello", "<think>hm</think>On Monday.", "<think>so</think>It is free.", "hello"]
     for number, place in ((1, 1), (3, 2)):  # as the model is asked
         prompt = codec.encode_chat(talk[:number])
@@ -218,7 +218,7 @@ def test_a_template_that_rewrites_earlier_turns_makes_one_example_of_each_answer
 def test_an_answer_of_weight_0_is_not_learnt(smollm: Codec) -> None:
     talk = [TALK[0], {**TALK[1], "weight": 0}, TALK[2], {**TALK[3], "weight": 1}]
     done = smollm.encode_examples([talk])
-    assert smollm.decode(done.ids[0][done.labels[0] != IGNORED]).strip() == "No 🙂, never."
+    assert smollm.decode(done.ids[0][done.labels[0] != IGNORED_LABEL]).strip() == "No 🙂, never."
     assert done.ids[0].tolist() == smollm.encode_examples([TALK]).ids[0].tolist()
     with pytest.raises(CodecError, match="conversation 1 .* no answer to learn"):
         smollm.encode_examples([[TALK[0], {**TALK[1], "weight": 0}]])
@@ -231,7 +231,7 @@ def test_a_template_that_does_not_end_is_ended(smollm: Codec, monkeypatch: pytes
     tokenizer.chat_template = "{{ 'a' * 3000000000 }}"
     with pytest.raises(CodecError, match="memory"):
         codec.encode_chat(talk)
-    monkeypatch.setattr("milkglass.models.chat_template.SECONDS", 1.0)
+    monkeypatch.setattr("milkglass.models.chat_template.RENDER_SECONDS", 1.0)
     loops = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
     tokenizer.chat_template = loops
     with pytest.raises(CodecError, match="within 1 s") as caught:
@@ -245,7 +245,7 @@ def test_a_template_has_no_more_time_while_its_process_is_new(smollm: Codec, mon
     tokenizer = copy.copy(smollm.tokenizer)
     tokenizer.chat_template = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
     chat_template._WORKER.close()
-    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 1.0)
     start = time.monotonic()
     for _ in range(2):  # each time-out ends the process
         with pytest.raises(CodecError, match="within 1 s"):
@@ -356,7 +356,7 @@ def test_only_the_answers_are_learnt(which: str, request: pytest.FixtureRequest)
     codec: Codec = request.getfixturevalue(which)
     [ids], [labels] = (done := codec.encode_examples([TALK])).ids, done.labels
     assert codec.decode(ids, skip_special=False) == templated(codec, TALK)
-    kept = labels != IGNORED
+    kept = labels != IGNORED_LABEL
     assert (labels[kept] == ids[kept]).all()
     end = codec.tokenizer.eos_token
     assert codec.decode(ids[kept], skip_special=False) == f"On Monday.{end}No 🙂, never. {end}"
@@ -366,7 +366,7 @@ def test_a_prompt_ends_where_the_answer_begins(smollm: Codec) -> None:
     prompt = smollm.encode_chat(TALK[:3])
     [ids], [labels] = (done := smollm.encode_examples([TALK])).ids, done.labels
     assert ids[: len(prompt)].tolist() == prompt.tolist()
-    assert (labels[len(prompt) :] != IGNORED).any()
+    assert (labels[len(prompt) :] != IGNORED_LABEL).any()
 
 
 def test_a_conversation_that_loses_its_answer_is_refused(smollm: Codec) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import IGNORED
+from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.data.texts import read
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
@@ -76,7 +76,7 @@ def learnt(codec: Codec, source: Path, folder: Path) -> list[tuple[str, str]]:
     result = []
     for row in pq.read_table(out).to_pylist():
         ids, labels = np.array(row["input_ids"]), np.array(row["labels"])
-        result.append((codec.decode(ids, False), codec.decode(ids[labels != IGNORED], False)))
+        result.append((codec.decode(ids, False), codec.decode(ids[labels != IGNORED_LABEL], False)))
     return result
 
 

@@ -43,7 +43,7 @@ def test_more_than_the_disk_has_is_not_begun(stub: Stub, remote: Remote, tmp_pat
 
 
 def test_some_room_is_left(stub: Stub, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=transfer.SPARE + 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=transfer.SPARE_BYTES + 1000))
     lists(stub, {"name": "model.safetensors", "bytes": 999, "sha256": None})
     with pytest.raises(UsageError, match="256 MiB are to be left"):
         remote.fetch_model("ft", tmp_path / "out")
@@ -96,7 +96,7 @@ def test_what_is_there_already_needs_no_room(
     there = sum(path.stat().st_size for path in staging.iterdir())
     assert 0 < there < whole
     serve_model(stub, source)
-    free = transfer.SPARE + whole - there
+    free = transfer.SPARE_BYTES + whole - there
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free - 1))
     with pytest.raises(UsageError, match="MB more"):
         remote.fetch_model("ft", tmp_path / "out")

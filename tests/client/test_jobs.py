@@ -12,7 +12,7 @@ from milkglass.client.key import usage
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import for_job, new_key, scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.scramble import mix, scramble
+from milkglass.client.obfuscate.scramble import mixture_of, scramble
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -33,7 +33,9 @@ def parent(base: Checkpoint) -> Key:
 
 
 def mixture(base: Checkpoint, key: Key) -> Mixture:
-    found = mix(base, key, base.read("bert.embeddings.word_embeddings.weight"), lambda name, total: lambda done: None)
+    found = mixture_of(
+        base, key, base.read("bert.embeddings.word_embeddings.weight"), lambda name, total: lambda done: None
+    )
     assert isinstance(found, Mixture)
     return found
 

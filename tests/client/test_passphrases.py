@@ -11,7 +11,7 @@ from milkglass.client.key import passphrases
 from milkglass.client.key.file import read_key, write_key
 from milkglass.client.key.passphrases import (
     REQUIRED_GUESSES,
-    WORDS,
+    WORD_COUNT,
     duration,
     generated,
     guesses,
@@ -85,7 +85,7 @@ def test_the_estimate_is_of_the_passphrase_however_it_was_typed() -> None:
 
 def test_a_generated_passphrase_is_ten_random_words(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [generated() for _ in range(50)]
-    assert len({*made}) == 50 and {len(one.split("-")) for one in made} == {WORDS}
+    assert len({*made}) == 50 and {len(one.split("-")) for one in made} == {WORD_COUNT}
     assert (
         len({word for one in made for word in one.split("-")}) > 300
     )  # of 500 draws from 2,048 words about 440 differ
@@ -99,4 +99,4 @@ def test_a_generated_passphrase_is_ten_random_words(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("secrets.choice", choice)
     passphrases.generated()
-    assert drawn == [2048] * WORDS and WORDS * math.log2(2048) == 110  # each by the system's randomness
+    assert drawn == [2048] * WORD_COUNT and WORD_COUNT * math.log2(2048) == 110  # each by the system's randomness

@@ -35,9 +35,9 @@ QUICK = RetryPolicy(attempts=5, pause=lambda seconds: None)
 DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
 
 
-def upload(remote: Remote, path: Path, progress: Stage = no_stage) -> str:
+def upload(remote: Remote, path: Path, stage: Stage = no_stage) -> str:
     """Any bytes, as `Remote.upload` sends them once it has looked at them."""
-    return remote._send(path, "fine-tune", "data.safetensors", path.name, progress)
+    return remote._send(path, "fine-tune", "data.safetensors", path.name, stage)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_waiting_grows_and_obeys_the_server() -> None:
 # --- uploads ----------------------------------------------------------------------------------------------------------
 def test_an_upload_arrives_whole(stub: Stub, remote: Remote, file: Path) -> None:
     told: dict[str, list[int]] = {}
-    assert upload(remote, file, progress=lambda name, total: told.setdefault(name, []).append) == "file-0"
+    assert upload(remote, file, stage=lambda name, total: told.setdefault(name, []).append) == "file-0"
     assert stub.content["file-0"] == DATA
     assert {name: sum(done) for name, done in told.items()} == {
         "check train.parquet": len(DATA),
@@ -298,7 +298,7 @@ def test_a_killed_client_goes_on(stub: Stub, remote: Remote, file: Path) -> None
             raise Killed
 
     with pytest.raises(Killed):
-        upload(remote, file, progress=lambda name, total: die)
+        upload(remote, file, stage=lambda name, total: die)
     before = stub.count("PUT /v1/uploads/upload-0")
     with Remote(stub.url, TOKEN, retry=QUICK) as another:
         key = upload(another, file)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.marked_rows import RowsMark, beside, mark, require_marked, to_send
+from milkglass.client.data.marked_rows import RowsMark, mark, mark_path_of, require_marked, sendable_copy
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
@@ -59,7 +59,7 @@ def written(codec: Codec, folder: Path) -> Path:
 def test_what_milkglass_wrote_leaves_written_anew(stub: Stub, remote: Remote, codec: Codec, tmp_path: Path) -> None:
     out = written(codec, tmp_path)
     found = require_marked(out)
-    assert found.key_id == codec.key_id and json.loads(beside(out).read_text())["format"] == "milkglass-rows/1"
+    assert found.key_id == codec.key_id and json.loads(mark_path_of(out).read_text())["format"] == "milkglass-rows/1"
     sent = stub.content[remote.upload(out)]
     tensors, ids = load(sent), pq.read_table(out)
     assert tensors.keys() == {"lengths", "input_ids", "labels"}
@@ -88,7 +88,7 @@ def test_a_mark_is_of_one_file(stub: Stub, remote: Remote, codec: Codec, tmp_pat
     out = written(codec, tmp_path)
     other = tmp_path / "other.parquet"
     pq.write_table(table(), other)
-    beside(out).rename(beside(other))
+    mark_path_of(out).rename(mark_path_of(other))
     with pytest.raises(UsageError, match=r"is not the file that other.parquet.milkglass.json was written for"):
         remote.upload(other)
     assert not stub.calls
@@ -107,17 +107,17 @@ def test_a_mark_is_of_one_file(stub: Stub, remote: Remote, codec: Codec, tmp_pat
 )
 def test_a_mark_that_is_none(codec: Codec, tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     out = written(codec, tmp_path)
-    beside(out).write_text(json.dumps(change(json.loads(beside(out).read_text()))))
+    mark_path_of(out).write_text(json.dumps(change(json.loads(mark_path_of(out).read_text()))))
     with pytest.raises(UsageError, match="is not a mark of the format milkglass-rows/1"):
         require_marked(out)
-    beside(out).write_text("zanzibar")
+    mark_path_of(out).write_text("zanzibar")
     with pytest.raises(UsageError, match="is not a mark of the format milkglass-rows/1"):
         RowsMark.read(out)
 
 
 def test_a_codec_that_does_not_scramble_leaves_no_mark(codec: Codec, tmp_path: Path) -> None:
     out = written(codec.unscrambling, tmp_path)
-    assert out.is_file() and not beside(out).exists()
+    assert out.is_file() and not mark_path_of(out).exists()
 
 
 # --- even a marked file is not sent as it is --------------------------------------------------------------------------
@@ -159,6 +159,6 @@ def test_other_columns_stay_here(stub: Stub, remote: Remote, tmp_path: Path, col
 
 
 def test_the_copy_is_removed(codec: Codec, tmp_path: Path) -> None:
-    with to_send(written(codec, tmp_path)) as copy:
+    with sendable_copy(written(codec, tmp_path)) as copy:
         assert copy.is_file()
     assert not copy.parent.exists()

@@ -39,13 +39,13 @@ def test_an_interrupted_computation_goes_on(tmp_path: Path, monkeypatch: pytest.
         token_vectors(base, "encoder", stopping)
     assert len(list((tmp_path / "cache" / "token_vectors").iterdir())) == 2
     encoded: list[int] = []
-    real = module._encoded
+    real = module._encode
 
     def counting(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
         encoded.extend(ids.tolist())
         return real(model, ids, *rest)
 
-    monkeypatch.setattr(module, "_encoded", counting)
+    monkeypatch.setattr(module, "_encode", counting)
     told: list[int] = []
     again = token_vectors(base, "encoder", lambda name, size: told.append)
     assert encoded == list(range(128, tiny.VOCAB)) and sum(told) == tiny.VOCAB

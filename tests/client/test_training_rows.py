@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import IGNORED
+from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.data.training_rows import BATCH, write_parquet
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
@@ -56,8 +56,8 @@ def test_columns_of_conversations(tmp_path: Path, codec: Codec) -> None:
     table = pq.read_table(out)
     assert table.schema.field("labels").type == pa.list_(pa.int32())
     ids, labels = table["input_ids"][0].as_py(), table["labels"][0].as_py()
-    assert len(ids) == len(labels) and labels[0] == IGNORED
-    assert codec.decode([one for one in labels if one != IGNORED]) == tiny.TEXTS[1]
+    assert len(ids) == len(labels) and labels[0] == IGNORED_LABEL
+    assert codec.decode([one for one in labels if one != IGNORED_LABEL]) == tiny.TEXTS[1]
 
 
 def test_long_rows_are_cut_and_counted(tmp_path: Path, codec: Codec) -> None:

@@ -60,7 +60,7 @@ def test_an_earlier_demo_is_replaced_and_models_go(
     tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(run, "LARGE", 100)
+    monkeypatch.setattr(run, "LARGE_FILE_BYTES", 100)
     with pytest.raises(Enough):
         run_demo(out)
     (out / "client" / "old").touch()
@@ -74,8 +74,8 @@ def test_an_earlier_demo_is_replaced_and_models_go(
 
 
 def test_the_model_that_the_comparison_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "LARGE", 2)
-    with run._claimed(tmp_path / "out"):
+    monkeypatch.setattr(run, "LARGE_FILE_BYTES", 2)
+    with run._claim(tmp_path / "out"):
         comparison = tmp_path / "out" / "client" / "comparison"
         for name in ("kept", "cells"):
             (comparison / name).mkdir(parents=True)

@@ -49,7 +49,7 @@ def test_it_stops_the_server_when_the_demo_fails(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "GRACE", 0.3)
+    monkeypatch.setattr(run, "GRACE_SECONDS", 0.3)
     deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {LISTEN}; time.sleep(60)"
     with stand_in(tmp_path, deaf) as made:
         assert made.url
@@ -64,7 +64,7 @@ def test_a_server_that_dies_at_its_start_is_told(tmp_path: Path) -> None:
 
 
 def test_a_silent_server_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "PATIENCE", 0.2)
+    monkeypatch.setattr(run, "PATIENCE_SECONDS", 0.2)
     with pytest.raises(Unreachable, match="did not start"), stand_in(tmp_path, "import time; time.sleep(60)") as made:
         assert made.url
     assert not alive(made)

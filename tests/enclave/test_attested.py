@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import gramine, release
-from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED, software_quote
+from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED, software_quote
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
 from milkglass.errors import EnclaveError
@@ -38,7 +38,7 @@ class QuotedEnclave(Enclave):
 
 def starter(folder: Path, kind: str) -> None:
     """A program `gramine-sgx` whose enclave says that it is of `kind`."""
-    path = folder / ATTESTED
+    path = folder / ATTESTED_KIND
     path.write_text(f"#!{sys.executable}\n{HELLO.replace('KIND', kind).replace('MEASUREMENT', MEASUREMENT.hex())}")
     path.chmod(0o700)
 
@@ -46,9 +46,9 @@ def starter(folder: Path, kind: str) -> None:
 @pytest.fixture
 def enclave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuotedEnclave]:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    starter(tmp_path, ATTESTED)
+    starter(tmp_path, ATTESTED_KIND)
     (tmp_path / COLLATERAL).write_bytes(Collateral().content())
-    with QuotedEnclave(ATTESTED, tmp_path) as running:
+    with QuotedEnclave(ATTESTED_KIND, tmp_path) as running:
         yield running
 
 
@@ -65,7 +65,7 @@ def test_a_program_that_says_it_is_of_another_kind_is_refused(tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     starter(tmp_path, "process")
     with pytest.raises(EnclaveError, match="gramine-sgx .*'process'"):
-        Enclave(ATTESTED, tmp_path)
+        Enclave(ATTESTED_KIND, tmp_path)
 
 
 def test_a_word_proves_nothing_and_a_quote_does(enclave: QuotedEnclave) -> None:
@@ -78,7 +78,7 @@ def test_a_word_proves_nothing_and_a_quote_does(enclave: QuotedEnclave) -> None:
 @pytest.mark.parametrize(
     ("quoted", "words"),
     [
-        (lambda data: software_quote(ATTESTED, MEASUREMENT.hex(), data), "no quote"),
+        (lambda data: software_quote(ATTESTED_KIND, MEASUREMENT.hex(), data), "no quote"),
         (lambda data: forged(bytes(64)), "another question"),
         (lambda data: forged(data, b"x" * 32), "mrenclave 7878"),
     ],
@@ -142,15 +142,15 @@ def test_the_command_fetch_writes_what_intel_signs_beside_the_enclaves_own_quote
     import dcap_qvl
 
     folder, asked = tmp_path / "enclave", list[bytes]()
-    at_rest.prepare(folder, ATTESTED)
+    at_rest.prepare(folder, ATTESTED_KIND)
     not_signed = call("split", "enclave", "fetch", folder)
     assert not_signed.exit_code == 2 and "sign.sh" in not_signed.stderr
-    for name in gramine.SIGNED[ATTESTED]:
+    for name in gramine.SIGNED_FILES[ATTESTED_KIND]:
         (folder / name).touch()
     (tmp_path / "quote").write_bytes(Quote().bytes())
     starting = ANSWERING.replace("MEASUREMENT", MEASUREMENT.hex()).replace("QUOTE", str(tmp_path / "quote"))
-    (tmp_path / ATTESTED).write_text(f"#!{sys.executable}\n{starting}")
-    (tmp_path / ATTESTED).chmod(0o700)
+    (tmp_path / ATTESTED_KIND).write_text(f"#!{sys.executable}\n{starting}")
+    (tmp_path / ATTESTED_KIND).chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     async def intels(quote: bytes) -> object:

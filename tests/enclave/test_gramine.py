@@ -114,7 +114,7 @@ def test_a_build_that_fails_leaves_the_folder_as_it_was_prepared(tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("kind", gramine.SIGNED)
+@pytest.mark.parametrize("kind", gramine.SIGNED_FILES)
 def test_the_manifest_lets_nothing_else_in(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
     at_rest.prepare(folder, kind)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from milkglass.enclave import attestation, release
 from milkglass.enclave.attestation import software_quote
-from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
+from milkglass.enclave.budget import ROWS_AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
@@ -43,7 +43,7 @@ def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> N
 
 def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
     content = np.random.default_rng(1).bytes(2 * release.PIECE_BYTES + 100)
-    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG
+    whole, step = sent(own, content), release.PIECE_BYTES + release.TAG_BYTES
     head, pieces = whole[:32], [whole[32 + i * step : 32 + (i + 1) * step] for i in range(3)]
     changed = bytearray(whole)
     changed[100] ^= 1
@@ -164,14 +164,14 @@ def test_what_was_charged_is_gone_unless_it_is_refunded() -> None:
     budget = RowBudget(policy, 1000.0, clock)
     with pytest.raises(NotCharged):
         budget.take(1)
-    assert budget.charge(1) == 1000 - AHEAD, "this is written before the row leaves"
-    budget.take(AHEAD)
+    assert budget.charge(1) == 1000 - ROWS_AHEAD, "this is written before the row leaves"
+    budget.take(ROWS_AHEAD)
     with pytest.raises(NotCharged):
         budget.take(1)
-    assert budget.charge(500) == 1000 - AHEAD - 500
+    assert budget.charge(500) == 1000 - ROWS_AHEAD - 500
     budget.take(1)
-    assert budget.refund() == 1000 - AHEAD - 1 and budget.charged == 0
-    with pytest.raises(EnclaveError, match=f"leaves {1000 - AHEAD - 1}"):
+    assert budget.refund() == 1000 - ROWS_AHEAD - 1 and budget.charged == 0
+    with pytest.raises(EnclaveError, match=f"leaves {1000 - ROWS_AHEAD - 1}"):
         budget.charge(1000)
     with pytest.raises(NotCharged):
         budget.take(1)
@@ -186,30 +186,30 @@ def package() -> TablePackage:
 
 def test_a_package_survives_its_bytes_and_loses_the_files_when_lists_are_added() -> None:
     one = package()
-    back = TablePackage.decode(one.encode())
+    back = TablePackage.from_bytes(one.to_bytes())
     assert (back.rows == one.rows).all() and (back.special == one.special).all()
     assert (back.dtype, back.tokenizer, back.policy, back.files) == (one.dtype, one.tokenizer, one.policy, one.files)
     assert back.width == 4 and back.near is None
-    full = TablePackage.decode(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).encode())
+    full = TablePackage.from_bytes(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).to_bytes())
     assert full.near is not None and full.near.shape == (18, 2) and not full.files
 
 
 @pytest.mark.parametrize("bad", [b"", b"x" * 100, b"\0" * 200])
 def test_bytes_that_are_no_package_are_refused(bad: bytes) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(bad)
+        TablePackage.from_bytes(bad)
 
 
 @pytest.mark.parametrize("name", ["../seal.key", "state.bin", "tokenizer.json/..", "model.safetensors"])
 def test_a_package_hands_out_a_tokenizers_files_alone(name: str) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(replace(package(), files={name: "{}"}).encode())
+        TablePackage.from_bytes(replace(package(), files={name: "{}"}).to_bytes())
 
 
 def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
-    encode = TablePackage.encode
-    monkeypatch.setattr(TablePackage, "encode", lambda one: calls.append(1) or encode(one))
+    encode = TablePackage.to_bytes
+    monkeypatch.setattr(TablePackage, "to_bytes", lambda one: calls.append(1) or encode(one))
     gate = Gate(package(), unattested=True)
     for _ in range(3):
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
@@ -217,14 +217,14 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         data = release.report_data(public, bytes.fromhex(nonce))
         quote = base64.b64encode(software_quote("process", "", data)).decode()
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
-        assert TablePackage.decode(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
+        assert TablePackage.from_bytes(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
     assert calls == [1]
 
 
 @pytest.mark.parametrize("policy", [RowPolicy(-5, 0), RowPolicy(0, 0), RowPolicy(1, 0), RowPolicy(7, True)])
 def test_a_package_with_a_limit_that_is_none_is_refused(policy: RowPolicy) -> None:
     with pytest.raises(EnclaveError, match="no table"):
-        TablePackage.decode(replace(package(), policy=policy).encode())
+        TablePackage.from_bytes(replace(package(), policy=policy).to_bytes())
 
 
 def test_a_measurement_is_64_hex_digits() -> None:
@@ -251,7 +251,7 @@ def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
         return release.decrypted(b"".join(gate.release(request)), own, bytes.fromhex(nonce))
 
     good = Collateral()
-    assert TablePackage.decode(released(good.content())).files == package().files
+    assert TablePackage.from_bytes(released(good.content())).files == package().files
     for bad, words in (
         (replace(good, revoked=[platform().serial]).content(), "revoked"),
         (replace(good, levels=((6, "UpToDate", ()), (5, "OutOfDate", ()))).content(), "status OutOfDate"),

@@ -13,7 +13,7 @@ from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.engines.vllm import VLLM
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-HASTY = Timeouts(connect=5.0, begin=1.5, silence=1.5, whole=1.5, pause=0.01, connections=64)
+HASTY = Timeouts(connect=5.0, begin=1.5, silence=1.5, body=1.5, pause=0.01, connections=64)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 ASKED = IdsRequest(prompt=[5, 6, 7], max_tokens=4)
 

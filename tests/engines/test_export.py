@@ -18,7 +18,7 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.engines.engine import MAX_NAMES, opaque_name
 from milkglass.engines.gguf_file import layout_of, rope_factors, write_gguf
-from milkglass.engines.opaque_tokenizer import with_tokenizer
+from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
@@ -87,7 +87,7 @@ def test_a_model_with_several_end_ids_names_them_all_or_is_refused(tmp_path: Pat
 
 def test_the_opaque_tokenizer_writes_and_reads_ids_exactly(tmp_path: Path) -> None:
     folder = scrambled("llama-tied", tmp_path)
-    with_tokenizer(folder, tmp_path / "served")
+    copy_with_tokenizer(folder, tmp_path / "served")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "served")
     ids = np.random.default_rng(0).integers(0, tiny.VOCAB, 5000).tolist()
     text = tokenizer.decode(ids)

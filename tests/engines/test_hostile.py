@@ -12,7 +12,7 @@ import pytest
 from milkglass.client.remote.connection import MAX_COMMENTS, MAX_EVENT
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.events import EMPTY_EVENTS
-from milkglass.engines.upstream import AFTER_END, Timeouts
+from milkglass.engines.upstream import MAX_EVENTS_AFTER_END, Timeouts
 from milkglass.errors import EngineBusy, RemoteError, Unreachable
 from tests.engines.kit import ASKED, HEAD, Script, answer_to, collect, event, sending, wire
 
@@ -136,7 +136,7 @@ def test_an_engine_that_does_not_end_after_the_end_does_not_hold_the_answer_up(w
     script = {
         "goes silent": sending(whole, close=False),
         "drips": dripping(whole, b": x\n\n"),
-        "floods": flooding(whole, EMPTY * (AFTER_END + 1)),
+        "floods": flooding(whole, EMPTY * (MAX_EVENTS_AFTER_END + 1)),
         "resets": resetting(whole),
         "ends no chunk": sending(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n%s\r\n" % (len(last), last)),
     }[what]

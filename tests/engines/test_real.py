@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKED, MARKER
+from milkglass.client.layout import MARKER, MARKER_CONTENT
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsChunk, IdsRequest
@@ -97,7 +97,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = LlamaConfig(**{**tiny.LLAMA, **WIDE}, tie_word_embeddings=True, initializer_range=0.12)
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(folder / "plain")
-    write_json(folder / "plain" / MARKER, MARKED)  # so that it is exported as a scrambled folder is
+    write_json(folder / "plain" / MARKER, MARKER_CONTENT)  # so that it is exported as a scrambled folder is
     tokenizer = tiny.tokenizer()
     tokenizer.save_pretrained(folder / "owner")
     (folder / "plain" / "tokenizer.json").unlink(missing_ok=True)

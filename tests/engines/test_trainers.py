@@ -19,8 +19,8 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.engines.opaque_tokenizer import with_tokenizer
-from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
+from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
+from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = new_key(base, str(root / "plain"), ObfusLM(4, 1.0, 0.9), base.digest())
     write_key(root / "k.mgkey", key, PASSPHRASE, weak=True)
     scramble(base, key, root / "scrambled")
-    with_tokenizer(root / "scrambled", root / "exported")
+    copy_with_tokenizer(root / "scrambled", root / "exported")
     (root / "pw").write_text(PASSPHRASE + "\n", "utf-8")
     (root / "pw").chmod(0o600)
     rows = [
@@ -90,7 +90,7 @@ def test_every_layout_has_the_same_rows(made: Path) -> None:
 
 def test_configurations_name_what_is_there(made: Path) -> None:
     rows = {"llamafactory": encoded(made, "datasets", "r")}
-    for trainer in RUN:
+    for trainer in RUN_COMMANDS:
         source = rows.get(trainer, encoded(made, "jsonl", "r.jsonl"))
         settings = TrainerSettings(made / "exported", source, made / "tuned", max_length=64)
         settings.check(trainer)

@@ -209,7 +209,7 @@ def test_a_killed_run_goes_on_and_writes_no_finished_shard_again(tmp_path: Path)
         return tell
 
     with pytest.raises(Stop):
-        scramble(base, key, tmp_path / "out", progress=stop_in_the_middle)
+        scramble(base, key, tmp_path / "out", stage=stop_in_the_middle)
     assert not (tmp_path / "out").exists()
     finished = json.loads((staging / "staging.json").read_text())["done"]
     assert 0 < len(finished) < len(base.files)
@@ -239,7 +239,7 @@ def test_a_run_killed_inside_a_file_goes_on_at_its_block(tmp_path: Path, monkeyp
     for delta in (False, True):
         staging = tmp_path / f".{delta}.partial"
         with pytest.raises(Stop):
-            scramble(base, key, tmp_path / str(delta), delta, progress=stop_late)
+            scramble(base, key, tmp_path / str(delta), delta, stage=stop_late)
         name, reached = json.loads((staging / "staging.json").read_text())["begun"]
         before = (staging / f"{name}.tmp").read_bytes()[:reached]
         (staging / f"{name}.tmp").write_bytes(before + b"what never reached the disk")
@@ -248,7 +248,7 @@ def test_a_run_killed_inside_a_file_goes_on_at_its_block(tmp_path: Path, monkeyp
         def progress(name: str, _: int, parts: list[int] = parts) -> Progress:
             return parts.append if name == "write" else no_progress
 
-        scramble(base, key, tmp_path / str(delta), delta, progress=progress)
+        scramble(base, key, tmp_path / str(delta), delta, stage=progress)
         after = (tmp_path / str(delta) / name).read_bytes()
         assert after.startswith(before)
         assert len(before) > 0.8 * len(after)

@@ -27,7 +27,7 @@ from milkglass.models import resolve
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process in which nobody has said anything of bars."""
-    for name in resolve.ASKED:
+    for name in resolve.VERBOSITY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     logging.enable_progress_bar()
     yield
@@ -40,7 +40,7 @@ def test_loading_is_quiet_and_fetching_is_not(drawn: None) -> None:
     assert are_progress_bars_disabled() and not are_progress_bars_disabled("huggingface_hub.http_get")
 
 
-@pytest.mark.parametrize("name", resolve.ASKED)
+@pytest.mark.parametrize("name", resolve.VERBOSITY_VARIABLES)
 def test_whoever_asked_for_more_gets_it(drawn: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "info")
     resolve.quiet()
@@ -66,7 +66,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_embedded_model_is_taken_whole(package: Path) -> None:
     folder = resolve.resolve("demo:minilm")
-    assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS, *MINILM.others}
+    assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS_FILE, *MINILM.others}
     assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.others}
 
 
@@ -82,7 +82,7 @@ def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, 
     assert not (package.parent / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", resolve.SUMS, "added.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", resolve.SUMS_FILE, "added.json"])
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, package: Path) -> None:
     folder = resolve.resolve("demo:minilm")
@@ -110,7 +110,9 @@ def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: s
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
-    write_json(folder / resolve.SUMS, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.others)})
+    write_json(
+        folder / resolve.SUMS_FILE, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.others)}
+    )
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match="cached demo:minilm .*published"):
         resolve.resolve("demo:minilm")
@@ -142,7 +144,7 @@ def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolv
     resolve._require_unchanged.cache_clear()
     assert resolve.resolve(converted.ref) == folder
     (folder / "model.safetensors").write_bytes(b"another")
-    write_json(folder / resolve.SUMS, {"model.safetensors": sha256(folder / "model.safetensors")})
+    write_json(folder / resolve.SUMS_FILE, {"model.safetensors": sha256(folder / "model.safetensors")})
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match=f"cached {converted.ref} .*published"):
         resolve.resolve(converted.ref)

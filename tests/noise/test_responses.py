@@ -14,7 +14,7 @@ from mpmath import exp as exact_exp
 from mpmath import mpf
 from scipy.stats import chi2
 
-from milkglass.noise.responses import UNIT, RandomisedResponse
+from milkglass.noise.responses import OWN_WEIGHT, RandomisedResponse
 from milkglass.noise.stream import Stream
 from tests.noise.kit import KEY
 
@@ -43,9 +43,9 @@ def test_no_two_values_are_told_apart_by_more_than_epsilon(epsilon: float) -> No
     by no less than two parts of w fewer, so that the bound is used."""
     found = RandomisedResponse(VALUES, epsilon)
     bound = exact_exp(exact(Fraction(epsilon)))
-    assert mpf(UNIT) / found.weight <= bound
-    assert found.weight == UNIT or mpf(UNIT) / (found.weight - 2) > bound
-    assert log(UNIT) - log(found.weight) == pytest.approx(found.advantage, abs=1e-12)
+    assert mpf(OWN_WEIGHT) / found.weight <= bound
+    assert found.weight == OWN_WEIGHT or mpf(OWN_WEIGHT) / (found.weight - 2) > bound
+    assert log(OWN_WEIGHT) - log(found.weight) == pytest.approx(found.advantage, abs=1e-12)
     assert found.advantage <= epsilon
 
 

@@ -85,7 +85,7 @@ def test_the_inverse_in_fp64_is_as_good_as_is_assumed() -> None:
 def test_the_farthest_tail_has_an_answer(sample: Any, tail: Any, law: Any, bits: int) -> None:
     """The probabilities that fp64 is not trusted with, down to 0 followed by the bits of the further stream."""
     more = Stream(KEY).further
-    found = rounded._certain(bits, FINE, 0, tail, more)
+    found = rounded._magnitude_by_bits(bits, FINE, 0, tail, more)
     width, words = 64, literal.words(KEY, 1)
     whole = bits
     while (expected := literal.magnitude(_part(whole, width), _part(whole + 1, width), _part(FINE, 0), tail)) is None:

@@ -19,7 +19,7 @@ from milkglass.errors import CodecError, TooLong, Unauthorized, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backend, Backends
-from milkglass.proxy.bodies import IGNORED, PRIVATE, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.bodies import IGNORED_FIELDS, PRIVATE, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from tests.proxy.kit import TEMPLATE, Scrambled
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "please call me"}]}
@@ -102,7 +102,7 @@ def asking(model: Scrambled) -> Iterator[Asking]:
 def test_no_json_in_any_field_is_a_fault_of_the_proxy(asking: Asking, path: str, share: int) -> None:
     """Every field with every value, or a part of these pairs that has all fields and all values."""
     kind, least = CALLS[path]
-    fields = [*kind.model_fields, *IGNORED, *PRIVATE, "include", "unknown"]
+    fields = [*kind.model_fields, *IGNORED_FIELDS, *PRIVATE, "include", "unknown"]
     pairs = [(name, one) for name in fields for one in VALUES]
     asked = [(path, {**least, name: one}) for name, one in pairs[:: share + (share > 1 and len(VALUES) % share == 0)]]
     asked += [(path, {**least, "tools": [TOOL], name: one}) for name in ("tool_choice", "messages") for one in VALUES]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.spelling import PLACES, other_places
+from milkglass.client.codec.spelling import ALLOWED_PLACES, other_places
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
@@ -232,7 +232,7 @@ def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[
     asking, most = Chosen(model, *answers), spelling.most_places(sum(map(len, answers)))
     answers = [asking.one(path, max_tokens=60, **more).text for _ in words]
     shown = sum("misspelt_answer" not in one for one in answers)
-    assert PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
+    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
     assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
 
 
@@ -264,13 +264,13 @@ def test_a_hot_answer_is_odd_by_itself(model: Plain) -> None:
 
 def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     """As many as models write now and then; one more is the limit."""
-    words = [*WORDS, *(word.upper() for word in WORDS)][: PLACES + 1]
+    words = [*WORDS, *(word.upper() for word in WORDS)][: ALLOWED_PLACES + 1]
     whole = [one for one in words if len(model.own(" " + one)) == 1]
     ids = [one for word in whole for one in (model.own(" " + word) if word != whole[0] else model.spelled(" " + word))]
     assert len(other_places(model.codec, ids)) == 1
     assert other_places(model.codec, model.own("naïve 日本語 👩\u200d👩 x=1;\n\n\tdone ")) == set()
-    asking = Chosen(model, model.spelled(" ".join(WORDS[:PLACES])))
-    assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:PLACES])
+    asking = Chosen(model, model.spelled(" ".join(WORDS[:ALLOWED_PLACES])))
+    assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:ALLOWED_PLACES])
     assert asking.backend.memory.misspelt == 0
 
 
@@ -286,8 +286,8 @@ def test_places_are_found_alike_by_names_and_by_letters(model: Plain, words: lis
     codec = model.codec
     parts = [(model.spelled if odd else model.own)(word) for word, odd in zip(words, spelled, strict=False)]
     ids = [one for part in parts for one in part]
-    own = spelling._own(codec.tokenizer, codec.decode(ids))
-    written, text = spelling._written(codec, ids, True)
+    own = spelling._own_places(codec.tokenizer, codec.decode(ids))
+    written, text = spelling._decoded_places(codec, ids, True)
     assert text == "".join(words)
     by_letters = spelling._runs(written, own, len(text), True)
     found = other_places(codec, ids)
@@ -359,4 +359,4 @@ def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) ->
             check.push([one])
         check.flush()
         places.append(check.places)
-    assert len(places) == len(asked) and max(places) <= PLACES
+    assert len(places) == len(asked) and max(places) <= ALLOWED_PLACES

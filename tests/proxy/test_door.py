@@ -112,7 +112,7 @@ def test_half_a_request_is_cut(model: Scrambled, tmp_path: Path, sent: bytes) ->
 
 def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ASGI server waits in `send` while its client takes nothing."""
-    monkeypatch.setattr(door, "READER", 0.2)
+    monkeypatch.setattr(door, "READER_SECONDS", 0.2)
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": true, "max_tokens": 60}'
     scope: dict[str, Any] = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
@@ -168,7 +168,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
         real(*given)
 
     monkeypatch.setattr(UnlockedKey, "count", full)
-    monkeypatch.setattr(observe, "EVERY", 0.01)
+    monkeypatch.setattr(observe, "WRITE_SECONDS", 0.01)
 
     async def run() -> None:
         async with counter.running():

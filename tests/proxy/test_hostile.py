@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
     return Scrambled.of(tmp_path_factory.mktemp("model"))
 
 
-CALM = replace(HASTY, connect=60.0, begin=60.0, silence=60.0, whole=60.0)
+CALM = replace(HASTY, connect=60.0, begin=60.0, silence=60.0, body=60.0)
 SILENT = ("stalls", "never answers")  # faults that nothing but a deadline ends
 
 

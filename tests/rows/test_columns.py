@@ -411,7 +411,7 @@ def test_nothing_is_left_by_skipping(tmp_path: Path) -> None:
 
 def test_ids_of_a_column_with_gaps(tmp_path: Path) -> None:
     path = write(tmp_path, ".parquet", [{"id": 7.0, "text": "a"}, {"id": None, "text": "b"}])
-    assert [one.mark for one in read_texts(path)] == ["7", ""]
+    assert [one.row_id for one in read_texts(path)] == ["7", ""]
 
 
 @pytest.mark.parametrize("nothing", [None, float("nan"), ""])

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milkglass.cli.ui.columns import ColumnOptions
-from milkglass.cli.ui.text_input import to_classify
+from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import CodecError, EmptyText, MilkglassError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.blocks import blocks_of, require_rows, shape_of
@@ -100,7 +100,7 @@ def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Ro
         assert file.columns_read() == read, (path.name, rows)
         assert [(one.text, one.pair, one.label) for one in read_examples(file)] == expected, path.name
         assert [(one.text, one.pair) for one in read_texts(file)] == [one[:2] for one in expected], path.name
-        found = to_classify(None, path, COLUMNS)
+        found = texts_to_classify(None, path, COLUMNS)
         assert [one.text for one in found] == [text for text, _, _ in expected], path.name
         assert pairs_of(found) == [pair for _, pair, _ in expected], path.name
         assert sorted(summarise(file).labels) == sorted({label for _, _, label in expected}), path.name
@@ -130,11 +130,11 @@ def test_a_data_set_by_name_is_read_as_a_file_of_ones_own(rows: list[tuple[str, 
 def test_options_of_columns_make_rows_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "a", "Asked": "b", "id": 7}) + "\n")
-    [found] = to_classify(None, path, ColumnOptions(pair_column="Asked"))
+    [found] = texts_to_classify(None, path, ColumnOptions(pair_column="Asked"))
     assert (found.text, found.pair, found.output_id) == ("a", "b", "7")
-    [found] = to_classify(None, path, ColumnOptions(), id_column="id")
+    [found] = texts_to_classify(None, path, ColumnOptions(), id_column="id")
     assert (found.text, found.pair, found.output_id) == ("a", None, "7")
-    [found] = to_classify(None, path, ColumnOptions())
+    [found] = texts_to_classify(None, path, ColumnOptions())
     assert (found.text, found.pair, found.output_id) == ("a", None, ""), "a line of its own has no place in a table"
 
 
@@ -143,7 +143,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "finetune": lambda path: checked(DataFile(path), "classification"),
     "compare and audit": examples_of,
     "federated": lambda path: labels_of([path]),
-    "classify": lambda path: to_classify(None, path, ColumnOptions(text_column="text")),
+    "classify": lambda path: texts_to_classify(None, path, ColumnOptions(text_column="text")),
     "split audit": lambda path: list(read_texts(path)),
     "data": lambda path: write(read_examples(path), path.with_name("out.jsonl")),
     "sanitize": sanitized,

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
-from milkglass.models.array_cache import DIGEST, content_digest
+from milkglass.models.array_cache import DIGEST_NOTE, content_digest
 from milkglass.rows.blocks import shape_of
 from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
@@ -146,7 +146,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
         {**right, "fallen": right["reach"]},
         {name: right[name] for name in ("ids", "starts")},
     ]
-    for bad in (raw[:-9], b"", *(save(one, {DIGEST: content_digest(one)}) for one in wrong)):
+    for bad in (raw[:-9], b"", *(save(one, {DIGEST_NOTE: content_digest(one)}) for one in wrong)):
         kept[0].write_bytes(bad)
         with pytest.raises(CorruptCheckpoint, match=r"\.safetensors of the cache"):
             Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)

@@ -98,4 +98,4 @@ def test_single_characters_are_rare_unless_the_list_has_them_as_words(
     monkeypatch: pytest.MonkeyPatch, token: str, blanks: bool, spells: bool
 ) -> None:
     monkeypatch.setattr(word_list, "english", lambda: {"a": 0.02, "the": 0.05})
-    assert word_list.spells(token, blanks) is spells
+    assert word_list.is_spelling_piece(token, blanks) is spells

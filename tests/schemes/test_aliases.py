@@ -21,13 +21,13 @@ from milkglass.client.codec.aliases import (
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
 from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
-from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
+from milkglass.client.obfuscate.scramble import mixture_of, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.staging import assemble  # noqa: E402
 from milkglass.noise.stream import Stream, subkey  # noqa: E402
-from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
+from milkglass.schemes.aliases import AliasedMixture, Slots  # noqa: E402
 from milkglass.schemes.clustering import weight_synth  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM, noise_labels  # noqa: E402
@@ -91,16 +91,16 @@ def test_a_key_with_aliases_has_known_answers() -> None:
     for noise in noises:
         weights = weight_synth(table, clusters, 1.0, lambda count, noise=noise: noise[:count])
         parts.append(Mixture.of(9, clusters, weights))
-    rows = Aliased(tuple(parts), slots).apply(table, np.argsort(key.sigma).astype(np.int64))
+    rows = AliasedMixture(tuple(parts), slots).apply(table, np.argsort(key.sigma).astype(np.int64))
     np.testing.assert_allclose(rows.numpy(), VECTOR["scrambled"], atol=1e-6)
 
 
 def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     key = made(bert, ObfusLM(4, 0.1, 0.9, aliases=3))
     plain = bert.read("bert.embeddings.word_embeddings.weight")
-    mixture = mix(bert, key, plain, lambda name, total: lambda done: None)
-    assert isinstance(mixture, Aliased)
-    first = mixture.parts[0]
+    mixture = mixture_of(bert, key, plain, lambda name, total: lambda done: None)
+    assert isinstance(mixture, AliasedMixture)
+    first = mixture.mixtures[0]
     assert isinstance(first, Mixture)
     from milkglass.client.key.generate import reserved_ids, scheme_of
 
@@ -122,7 +122,7 @@ def test_without_mixing_every_alias_has_its_tokens_logit(name: str, tmp_path: Pa
     base = Checkpoint.open(tiny.save(name, tmp_path / "base"))
     key = made(base, ObfusLM(4, 1.0, 0.9, aliases=3))
     identity = Mixture.identity(tiny.VOCAB)
-    scramble(base, key, tmp_path / "out", mixture=Aliased((identity,) * 3, key.slots))
+    scramble(base, key, tmp_path / "out", mixture=AliasedMixture((identity,) * 3, key.slots))
     codec = Codec.open(key, base.folder, drawn_from(Stream(b"d" * 32)))
     ids = codec.encode(tiny.TEXTS[:1] * 8).ids
     assert len({one.tobytes() for one in ids}) == 8, "the aliases are drawn anew for each text"
@@ -171,9 +171,9 @@ def test_aliases_are_mixed_by_independent_draws_of_one_law() -> None:
     streams = {label: Stream(subkey(b"r" * 32, "d", label)) for label in noise_labels(2)}
     slots, order = Slots.of(1200, 2), rng.permutation(1200).astype(np.int64)
     found = scheme.row_map(table, order, np.empty(0, np.int64), streams.__getitem__, lambda done: None, slots)
-    assert isinstance(found, Aliased)
+    assert isinstance(found, AliasedMixture)
     ratios = []
-    for part in found.parts:
+    for part in found.mixtures:
         assert isinstance(part, Mixture)
         own = []
         for row in range(1200):
@@ -214,9 +214,9 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
     counts = np.where(np.arange(tiny.VOCAB) % 2, 1000, 1)
     key = made(bert, ObfusLM(4, 0.1, 0.9, bands=Bands.counted(counts, 2.0), aliases=2))
     plain = bert.read("bert.embeddings.word_embeddings.weight")
-    found = mix(bert, key, plain, lambda name, total: lambda done: None)
-    assert isinstance(found, Aliased)
-    for part in found.parts:
+    found = mixture_of(bert, key, plain, lambda name, total: lambda done: None)
+    assert isinstance(found, AliasedMixture)
+    for part in found.mixtures:
         assert isinstance(part, Mixture)
         for row in np.flatnonzero(part.sizes):
             assert len(set((part.members[part.indptr[row] : part.indptr[row + 1]] % 2).tolist())) == 1

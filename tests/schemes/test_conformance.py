@@ -12,7 +12,7 @@ import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.audit.key_scene import AuditFiles, build
-from milkglass.client.codec.aliases import AliasChoices, responses_of
+from milkglass.client.codec.aliases import AliasChoices, mechanism_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key, scheme_of
@@ -170,7 +170,7 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
 def _named(key: Key, texts: list[np.ndarray]) -> set[bytes]:
     """What the ids of each text name, whichever of several was drawn: tokens, or clusters, or any exchanged id."""
     what = key.inverse
-    if (responses := responses_of(key)) is not None:
+    if (responses := mechanism_of(key)) is not None:
         what[responses.values] = what[responses.values[0]]
     for group in key.groups or []:
         what[np.isin(what, group)] = group[0]

@@ -21,10 +21,10 @@ import pytest
 
 from milkglass.errors import UsageError
 from milkglass.server.connections import Acceptor
-from milkglass.server.logs import BURST, RATE, Throttle
+from milkglass.server.logs import BURST_LINES, LINES_PER_SECOND, Throttle
 from milkglass.server.process import listen
 from milkglass.server.settings import Limits
-from milkglass.server.storage.store import File
+from milkglass.server.storage.store import FileRecord
 from tests.cli.test_processes import self_signed
 from tests.server.kit import TOKEN, settings, until
 from tests.server.real import Server
@@ -185,7 +185,7 @@ def test_an_answer_that_nobody_reads_is_late_and_one_that_is_read_is_not(tmp_pat
     with Server(tmp_path / "home", in_thread=True, send_buffer=1 << 16, connections=BY_HAND) as server:
         context = server.app.state.context
         (context.home.files / "file-a").write_bytes(b"\0" * size)
-        context.store.files.add(File(id="file-a", filename="t", bytes=size, sha256="0" * 64, purpose="model"))
+        context.store.files.add(FileRecord(id="file-a", filename="t", bytes=size, sha256="0" * 64, purpose="model"))
         with connected(server, small=True) as (one,):
             one.sendall(b"GET /v1/files/file-a/content HTTP/1.1\r\n" + OPEN + b"\r\n")
             clock = Clock(server)
@@ -347,13 +347,13 @@ def test_lines_of_one_kind_are_limited() -> None:
         return logging.LogRecord("a", logging.INFO, "", 0, "line %d", (number,), None)
 
     kept = lines(100_000, make, now)
-    assert len(kept) == BURST + 1 and RATE >= 1
-    assert kept[-1] == f"line 99999 ({99_999 - BURST} more lines of this kind were left out)"
+    assert len(kept) == BURST_LINES + 1 and LINES_PER_SECOND >= 1
+    assert kept[-1] == f"line 99999 ({99_999 - BURST_LINES} more lines of this kind were left out)"
 
 
 def test_kinds_made_up_on_the_way_are_limited_too() -> None:
     kept = lines(50_000, lambda n: logging.LogRecord("a", logging.INFO, "", 0, f"kind {n}", (), None), [0.0])
-    assert len(kept) == 1000 + BURST
+    assert len(kept) == 1000 + BURST_LINES
 
 
 def test_an_exception_is_logged_by_its_place_and_a_long_line_is_cut() -> None:

@@ -200,7 +200,7 @@ def test_the_access_log_holds_no_names_bodies_or_tokens(served: TestClient, capl
     with caplog.at_level(logging.DEBUG, "milkglass.server"):
         served.get(f"/v1/models/{SECRET}")
         served.get("/v1/files", params={"purpose": SECRET})
-    assert "GET /v1/models/{key} 404" in caplog.text
+    assert "GET /v1/models/{model_id} 404" in caplog.text
     assert SECRET not in caplog.text and "a-token-for" not in caplog.text
 
 

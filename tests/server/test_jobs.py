@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milkglass.server.jobs import queue
-from milkglass.server.jobs.folder import TAIL, mend_events, read_events, read_progress, write_event
+from milkglass.server.jobs.folder import TAIL_BYTES, mend_events, read_events, read_progress, write_event
 from milkglass.server.jobs.worker import Worker
 from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
 from tests.server.kit import error, events_of, job_state, register, rows_file, running, until, upload
@@ -104,7 +104,7 @@ def test_progress_is_the_newest_of_each_number(tmp_path: Path) -> None:
         file.write('{"time": 1, "mess')
     assert read_progress(tmp_path) == {"step": 2, "total_steps": 9, "loss": 2.0}
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write("x" * (2 * TAIL))
+        file.write("x" * (2 * TAIL_BYTES))
     assert read_progress(tmp_path) == {}, "only the end is read"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from tests.server.test_jobs import ROWS
 def test_every_route_is_described(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {
-        "/v1/uploads/{key}",
+        "/v1/uploads/{upload_id}",
         "/v1/models",
-        "/v1/fine_tuning/jobs/{key}/events",
+        "/v1/fine_tuning/jobs/{job_id}/events",
         "/v1/completions",
         "/classify",
     } <= set(paths)
@@ -45,8 +46,8 @@ def test_generated_requests(tmp_path: Path, folders: dict[str, Path]) -> None:
             )  # fmt: skip
             @given(case=operation.as_strategy())
             def run(case: Any) -> None:
-                path = operation.path.replace("{key}", "llama" if "models" in operation.path else train)
-                path = path.replace("{name}", "config.json")
+                ids = {"model_id": "llama", "name": "config.json"}
+                path = re.sub(r"\{(\w+)\}", lambda match: ids.get(match[1], train), operation.path)
                 body = case.body if isinstance(case.body, dict | list | str | int | float | bool) else None
                 text = None if body is None else json.dumps(body, default=str)
                 headers = {"Content-Type": "application/json"} if text is not None else {}

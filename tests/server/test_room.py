@@ -24,8 +24,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
 from milkglass.server.jobs.folder import resumed_from, step_kept
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory
-from milkglass.server.jobs.trainer import TRAINED, CheckpointTrainer, Reserve, trained
+from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory
+from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained
 from milkglass.server.settings import free_bytes, taken
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -70,21 +70,21 @@ def test_the_estimate_is_what_a_checkpoint_takes(name: str, chosen: dict[str, An
         lora.prepare(model, selected)
     learnt = sum(one.numel() for one in trained(model).values())
     every = sum(one.numel() for one in model.parameters())
-    found = needs_of(Shape.of(Checkpoint.open(folder)), selected)
-    counted = (found.checkpoint - needs.SMALL) / 12
+    found = needs_of(ModelSizes.of(Checkpoint.open(folder)), selected)
+    counted = (found.checkpoint - needs.OTHER_FILES_BYTES) / 12
     assert learnt <= 1.02 * counted, "never less than is written, but for rounding"
     assert counted <= 1.2 * learnt, "heads of another task are counted, which are small"
     assert found.memory == pytest.approx(4 * every + 12 * learnt, rel=0.2)
 
 
-def of_8b() -> Shape:
+def of_8b() -> ModelSizes:
     """Llama 3's, as its paper has it."""
     matrices = ((4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336))
     layer = sum(a * b for a, b in matrices)
     tables = 2 * 128_256 * 4096
     total = 32 * layer + tables
     layers = tuple((layer, matrices) for _ in range(32))
-    return Shape(layers, tables // 2, tables // 2, total, 2 * total, 4096, 128_256, True)
+    return ModelSizes(layers, tables // 2, tables // 2, total, 2 * total, 4096, 128_256, True)
 
 
 def test_an_8b_model_does_not_fit_on_64_gb_and_what_would_is_said() -> None:
@@ -205,7 +205,7 @@ def test_a_checkpoint_holds_what_is_trained_alone(tmp_path: Path) -> None:
     assert training.main(job) == 0
     (newest,) = trainer.checkpoints(job)
     assert newest.name == "checkpoint-6", "one is kept"
-    held = load_file(newest / TRAINED)
+    held = load_file(newest / TRAINED_FILE)
     assert held and all("lora_" in name for name in held)
     assert not (newest / "model.safetensors").exists() and not (job / RESERVE).exists()
     whole = load_file(job / "result" / "model.safetensors")
@@ -353,7 +353,7 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
     assert (kept / SHORT).is_file() and not (kept / COMPLETE).exists() and not (kept / "optimizer.pt").exists()
     found = status(job)
     assert found.resumable and "up to step 3 is kept there, without the optimiser's state" in str(found.error)
-    learnt = load_file(kept / TRAINED)
+    learnt = load_file(kept / TRAINED_FILE)
     (job / "status.json").unlink()
     rates, step_begin = list[float](), training.Reporter.on_step_begin
 
@@ -381,7 +381,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch:
             training.main(job)
     (job / "status.json").unlink()
     (older,) = trainer.checkpoints(job)
-    (older / TRAINED).rename(older / "model.safetensors")
+    (older / TRAINED_FILE).rename(older / "model.safetensors")
     shutil.copyfile(model / "config.json", older / "config.json")
     assert training.main(job) == 0
     first, second = (load_file(one / "result" / "model.safetensors") for one in (whole, job))

@@ -22,26 +22,26 @@ from milkglass.errors import AttestationError
 MAX_CERTIFICATES, MAX_BYTES = 8, 64 << 10
 
 
-def certificates(raw: bytes, what: str) -> list[x509.Certificate]:
+def certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
     """Returns the certificates in PEM or one in DER. AMD's leaves have the serial number 0, of which the library warns.
 
     Raises:
         AttestationError: there is none, or too much.
     """
     if len(raw) > MAX_BYTES:
-        raise AttestationError("size", f"{what} has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
+        raise AttestationError("size", f"{noun} has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CryptographyDeprecationWarning)
             pem = raw.lstrip().startswith(b"-----BEGIN")
-            found = x509.load_pem_x509_certificates(raw) if pem else [x509.load_der_x509_certificate(raw)]
-            for one in found:  # the library parses these only when they are asked for
-                _ = one.subject, one.issuer, one.not_valid_after_utc, len(one.extensions), one.public_key()
+            result = x509.load_pem_x509_certificates(raw) if pem else [x509.load_der_x509_certificate(raw)]
+            for cert in result:  # the library parses these only when they are asked for
+                _ = (cert.subject, cert.issuer, cert.not_valid_after_utc, len(cert.extensions), cert.public_key())
     except Exception as error:  # noqa: BLE001 - the library raises many kinds of errors for untrusted bytes
-        raise AttestationError("chain", f"{what} is no certificate ({type(error).__name__})") from None
-    if len(found) > MAX_CERTIFICATES:
-        raise AttestationError("size", f"{what} has {len(found)} certificates, at most {MAX_CERTIFICATES} are read")
-    return found
+        raise AttestationError("chain", f"{noun} is no certificate ({type(error).__name__})") from None
+    if len(result) > MAX_CERTIFICATES:
+        raise AttestationError("size", f"{noun} has {len(result)} certificates, at most {MAX_CERTIFICATES} are read")
+    return result
 
 
 def spki_digest(one: x509.Certificate) -> str:
@@ -49,14 +49,14 @@ def spki_digest(one: x509.Certificate) -> str:
     return hashlib.sha256(one.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def require_chain(chain: Sequence[x509.Certificate], root: str, now: datetime, what: str) -> None:
+def require_chain(chain: Sequence[x509.Certificate], root: str, now: datetime, noun: str) -> None:
     """Checks a chain from its leaf to a root.
 
     Args:
         chain: each is issued by the next; the last by itself.
         root: SHA-256 of the root's public key.
         now: the time at which all must be valid.
-        what: whose chain it is.
+        noun: whose chain it is.
 
     Raises:
         AttestationError: the chain is broken, ends elsewhere, or has expired.
@@ -68,19 +68,19 @@ def require_chain(chain: Sequence[x509.Certificate], root: str, now: datetime, w
         end = spki_digest(chain[-1])
     except Exception as error:  # noqa: BLE001 - as above
         raise AttestationError(
-            "chain", f"the certificates of {what} do not sign each other ({type(error).__name__})"
+            "chain", f"the certificates of {noun} do not sign each other ({type(error).__name__})"
         ) from None
     if end != root:
-        raise AttestationError("root", f"the certificates of {what} end at another root than the maker's")
+        raise AttestationError("root", f"the certificates of {noun} end at another root than the maker's")
     if authorities[0] or not all(authorities[1:]):
-        raise AttestationError("chain", f"a certificate of {what} has a role that it must not have")
-    for one in chain:
-        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
-            until = one.not_valid_after_utc
+        raise AttestationError("chain", f"a certificate of {noun} has a role that it must not have")
+    for cert in chain:
+        if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc:
+            until = cert.not_valid_after_utc
             raise AttestationError(
                 "expired",
-                f"a certificate of {what} is valid from {one.not_valid_before_utc:%Y-%m-%d} to {until:%Y-%m-%d}, "
-                f"and the time is {now:%Y-%m-%d}",
+                f"a certificate of {noun} is valid from {cert.not_valid_before_utc:%Y-%m-%d} to "
+                f"{until:%Y-%m-%d}, and the time is {now:%Y-%m-%d}",
             )
 
 
@@ -89,17 +89,17 @@ def _is_authority(one: x509.Certificate) -> bool:
     return bool(constraints) and constraints[0].ca
 
 
-def require_signed(key: object, r: int, s: int, content: bytes, what: str) -> None:
+def require_signed(key: object, r: int, s: int, content: bytes, noun: str) -> None:
     """Checks a signature of ECDSA over P-384 with SHA-384. Raises AttestationError."""
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise TypeError("another kind of key")
         key.verify(encode_dss_signature(r, s), content, ec.ECDSA(SHA384()))
     except Exception as error:  # noqa: BLE001 - as above
-        raise AttestationError("signature", f"the signature of {what} is wrong ({type(error).__name__})") from None
+        raise AttestationError("signature", f"the signature of {noun} is wrong ({type(error).__name__})") from None
 
 
-def require_not_revoked(chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, what: str) -> bool:
+def require_not_revoked(chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, noun: str) -> bool:
     """Checks a chain against revocation lists and answers of OCSP that its own authorities signed.
 
     Args:
@@ -111,18 +111,18 @@ def require_not_revoked(chain: Sequence[x509.Certificate], lists: Sequence[bytes
     Raises:
         AttestationError: a certificate is revoked or on hold, or a list is damaged.
     """
-    covered = set[int]()
+    answered_for = set[int]()
     for raw in lists:
         if len(raw) > MAX_BYTES:
             raise AttestationError("size", f"a revocation list has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
-        for place, (one, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
-            revoked = _says_revoked(raw, one, issuer, now)
+        for index, (cert, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
+            revoked = _says_revoked(raw, cert, issuer, now)
             if revoked:
                 name = issuer.subject.rfc4514_string()
-                raise AttestationError("revoked", f"a certificate of {what} was revoked by {name}")
+                raise AttestationError("revoked", f"a certificate of {noun} was revoked by {name}")
             if revoked is not None:
-                covered.add(place)
-    return covered == set(range(len(chain) - 1))
+                answered_for.add(index)
+    return answered_for == set(range(len(chain) - 1))
 
 
 def _says_revoked(raw: bytes, one: x509.Certificate, issuer: x509.Certificate, now: datetime) -> bool | None:
@@ -133,46 +133,55 @@ def _says_revoked(raw: bytes, one: x509.Certificate, issuer: x509.Certificate, n
     """
     try:
         if raw.lstrip().startswith(b"-----BEGIN"):
-            return _listed(x509.load_pem_x509_crl(raw), one, issuer, now)
+            return _is_listed(x509.load_pem_x509_crl(raw), one, issuer, now)
         try:
-            return _listed(x509.load_der_x509_crl(raw), one, issuer, now)
+            return _is_listed(x509.load_der_x509_crl(raw), one, issuer, now)
         except ValueError:
-            return _answered(ocsp.load_der_ocsp_response(raw), one, issuer, now)
+            return _answer_says_revoked(ocsp.load_der_ocsp_response(raw), one, issuer, now)
     except Exception as error:  # noqa: BLE001 - as above
         raise AttestationError("revocation", f"a word on revoked keys is damaged ({type(error).__name__})") from None
 
 
-def _listed(
-    found: x509.CertificateRevocationList, one: x509.Certificate, issuer: x509.Certificate, now: datetime
+def _is_listed(
+    revocation_list: x509.CertificateRevocationList, one: x509.Certificate, issuer: x509.Certificate, now: datetime
 ) -> bool | None:
-    if found.issuer != issuer.subject or not found.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
+    if revocation_list.issuer != issuer.subject or not revocation_list.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
         return None
-    if found.next_update_utc is None or not found.last_update_utc <= now <= found.next_update_utc:
+    if (
+        revocation_list.next_update_utc is None
+        or not revocation_list.last_update_utc <= now <= revocation_list.next_update_utc
+    ):
         return None
-    return found.get_revoked_certificate_by_serial_number(one.serial_number) is not None
+    return revocation_list.get_revoked_certificate_by_serial_number(one.serial_number) is not None
 
 
-def _answered(found: ocsp.OCSPResponse, one: x509.Certificate, issuer: x509.Certificate, now: datetime) -> bool | None:
+def _answer_says_revoked(
+    response: ocsp.OCSPResponse, one: x509.Certificate, issuer: x509.Certificate, now: datetime
+) -> bool | None:
     """Reads an answer that the issuer signed itself, or by a certificate that it made for this."""
-    if found.response_status != ocsp.OCSPResponseStatus.SUCCESSFUL or found.serial_number != one.serial_number:
+    if response.response_status != ocsp.OCSPResponseStatus.SUCCESSFUL or response.serial_number != one.serial_number:
         return None
-    if found.responder_name == issuer.subject or found.responder_key_hash is not None and not found.certificates:
+    if (
+        response.responder_name == issuer.subject
+        or response.responder_key_hash is not None
+        and not response.certificates
+    ):
         signer = issuer
     else:
-        if len(found.certificates) != 1:
+        if len(response.certificates) != 1:
             return None
-        signer = found.certificates[0]
+        signer = response.certificates[0]
         usage = [item.value for item in signer.extensions if isinstance(item.value, x509.ExtendedKeyUsage)]
         signer.verify_directly_issued_by(issuer)
         if not usage or ExtendedKeyUsageOID.OCSP_SIGNING not in usage[0]:
             return None
-    key, algorithm = signer.public_key(), found.signature_hash_algorithm
+    key, algorithm = signer.public_key(), response.signature_hash_algorithm
     if not isinstance(key, ec.EllipticCurvePublicKey) or algorithm is None:
         return None
     try:
-        key.verify(found.signature, found.tbs_response_bytes, ec.ECDSA(algorithm))
+        key.verify(response.signature, response.tbs_response_bytes, ec.ECDSA(algorithm))
     except InvalidSignature:
         return None
-    if found.next_update_utc is None or not found.this_update_utc <= now <= found.next_update_utc:
+    if response.next_update_utc is None or not response.this_update_utc <= now <= response.next_update_utc:
         return None
-    return found.certificate_status != ocsp.OCSPCertStatus.GOOD
+    return response.certificate_status != ocsp.OCSPCertStatus.GOOD

@@ -35,10 +35,10 @@ from milkglass.attest.providers import PROVIDERS
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
-RELEASE = "/milkglass/release"
+RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
-ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
+MAX_ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
 
 _Error = TypeVar("_Error", bound=BaseException)
 Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
@@ -89,11 +89,11 @@ class Leases:
             self._offset = offset
 
 
-def admitting(allowed: Callable[[bytes], bool], authority: Path | None) -> ssl.SSLContext:
+def admitting(is_allowed: Callable[[bytes], bool], authority: Path | None) -> ssl.SSLContext:
     """Returns a context whose connections send nothing to a key that is not allowed.
 
     Args:
-        allowed: says whether a key, by SHA-256 of its SPKI, may be written to now.
+        is_allowed: says whether a key, by SHA-256 of its SPKI, may be written to now.
         authority: a PEM file with the server's certificate or its authority. None: the system's.
     """
 
@@ -113,7 +113,7 @@ def admitting(allowed: Callable[[bytes], bool], authority: Path | None) -> ssl.S
             return super().write(data)
 
         def _require(self) -> None:
-            if self._spki is None or not allowed(self._spki):
+            if self._spki is None or not is_allowed(self._spki):
                 raise NoLease(self._spki or b"")
 
     context = ssl.create_default_context(cafile=None if authority is None else str(authority))
@@ -158,7 +158,7 @@ class AttestedChannel:
             AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
             Unreachable: there is no answer.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             request = self._client.build_request(method, path, headers=headers, content=body)
             try:
                 return await self._client.send(request, stream=True)
@@ -166,15 +166,15 @@ class AttestedChannel:
                 if not await self.admitted(error):
                     raise unreachable(self.policy.server, error) from error
         raise AttestationError(
-            "rotation", f"{self.policy.server} showed another key each of {ATTEMPTS} times", "try again"
+            "rotation", f"{self.policy.server} showed another key each of {MAX_ATTEMPTS} times", "try again"
         )
 
     async def admitted(self, error: Exception) -> bool:
         """Returns whether an error was a key without a lease, which has one now. Raises AttestationError."""
-        missing = _cause(error, NoLease)
-        if missing is not None:
-            await self.admit(missing.spki)
-        return missing is not None
+        no_lease = _cause(error, NoLease)
+        if no_lease is not None:
+            await self.admit(no_lease.spki)
+        return no_lease is not None
 
     async def admit(self, spki: bytes) -> None:
         """Asks for evidence and grants a lease to the key that gave it. Raises AttestationError.
@@ -186,28 +186,28 @@ class AttestedChannel:
             if self.leases.live(spki):
                 return
             nonce = secrets.token_bytes(NONCE)
-            seen, document = await self._evidence(nonce)
-            verdict = self._verify(document, seen, nonce)
+            peer, document = await self._evidence(nonce)
+            verdict = self._verify(document, peer, nonce)
             self.verdicts(verdict)
             if not verdict.holds:
                 name, words = next(iter(verdict.refused.items()))
                 raise AttestationError(name, f"nothing was sent: {words}", "see `milkglass attest URL --policy POLICY`")
-            self.leases.grant(seen)
+            self.leases.grant(peer)
 
     async def _evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Returns the key that answered to a nonce, and what it answered."""
         try:
-            seen, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
+            spki, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
         except (httpx2.TransportError, ssl.SSLError) as error:
             raise unreachable(self.policy.server, error) from error
-        return seen, document
+        return spki, document
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
 async def evidence_from(
-    server: str, nonce: bytes, authority: Path | None, form: str = "milkglass"
+    server: str, nonce: bytes, authority: Path | None, provider: str = "milkglass"
 ) -> tuple[bytes, bytes]:
     """Asks a server for evidence on a connection of its own.
 
@@ -226,16 +226,16 @@ async def evidence_from(
     context = admitting(noted, authority)
     async with (
         httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
-        client.stream("GET", server + PROVIDERS[form].path.format(nonce=nonce.hex())) as answer,
+        client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
     ):
         if answer.status_code != 200:
             raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
-        found = bytearray()
+        body = bytearray()
         async for part in answer.aiter_raw():
-            found += part
-            if len(found) > MAX_DOCUMENT:
+            body += part
+            if len(body) > MAX_DOCUMENT:
                 raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
-    return keys[0], bytes(found)
+    return keys[0], bytes(body)
 
 
 def verifier(
@@ -250,9 +250,9 @@ def verifier(
     """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        when, host = now(), urlsplit(policy.server).hostname or ""
-        found = with_collateral(PROVIDERS[policy.evidence].read(document, spki, nonce, host, when), collateral or {})
-        machine, gpus, bound = evidence.verify(found, when, spki, nonce)
+        time, host = now(), urlsplit(policy.server).hostname or ""
+        hardware = with_collateral(PROVIDERS[policy.evidence].read(document, spki, nonce, host, time), collateral or {})
+        machine, gpus, bound = evidence.verify(hardware, time, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 
     return verify
@@ -260,9 +260,9 @@ def verifier(
 
 def unreachable(server: str, error: BaseException) -> Unreachable:
     """Returns why a server cannot be reached, by the error of the library."""
-    if refused := _cause(error, ssl.SSLCertVerificationError):
+    if certificate_error := _cause(error, ssl.SSLCertVerificationError):
         return Unreachable(
-            f"the certificate of {server} is not trusted, or is for another name ({refused.verify_message})",
+            f"the certificate of {server} is not trusted, or is for another name ({certificate_error.verify_message})",
             "give its certificate or its authority with --certificate, and the name that stands in it",
         )
     return Unreachable(f"{server} cannot be reached ({type(error).__name__})", "is the server running?")

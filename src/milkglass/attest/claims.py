@@ -19,7 +19,7 @@ HOLDS, REFUSED = "the policy holds", "REFUSED"
 HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
 ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
-RECORDED = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
+RECORDED_NOTE = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
 STILL_SEEN = (
     "What an operator of the host still sees: who asks and when, the sizes and times of requests and answers, and page "
     "faults and traffic to the GPU. What breaks it: physical access to the memory bus (TEE.fail, Battering RAM), a key "
@@ -131,13 +131,13 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
-        width = max(len(one.source) for one in self.claims) if self.claims else 0
-        found = [f"  {one.source:{width}}  {one.text}" for one in self.claims]
-        found += [f"  accepted by the policy: {name} ({why})" for name, why in self.accepted.items()]
-        found += [f"  {REFUSED}: {words}" for words in self.refused.values()]
+        width = max(len(claim.source) for claim in self.claims) if self.claims else 0
+        lines = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
+        lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted.items()]
+        lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
         head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
-        return [*([] if self.attested else [NOT_ATTESTED]), head, *found, self.still_seen, RECORDED]
+        return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
     def still_seen(self) -> str:
@@ -145,16 +145,16 @@ class Verdict:
         return STILL_SEEN if self.attested else ALL_SEEN
 
     def to_json(self) -> dict[str, Any]:
-        states = {one.state for one in self.claims}
+        states = {claim.state for claim in self.claims}
         status = next((state for state in ("contraindicated", "warning", "affirming") if state in states), "none")
         return {
             "eat_profile": "tag:milkglass,2026:verdict-1",
             "attested": self.attested,
             "holds": self.holds,
             "ear.status": status if self.holds else "contraindicated",
-            "claims": [vars(one) for one in self.claims],
+            "claims": [vars(claim) for claim in self.claims],
             "refused": dict(self.refused),
             "accepted": dict(self.accepted),
             "still_seen": self.still_seen,
-            "tried": RECORDED,
+            "tried": RECORDED_NOTE,
         }

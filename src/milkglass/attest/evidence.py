@@ -73,17 +73,17 @@ class HardwareEvidence:
             raw = json.loads(document)
             if raw["milkglass_evidence"] != 1:
                 raise AttestationError("version", "the evidence has another version than 1")
-            listed = {name: list(raw.get(name, [])) for name in ("gpus", "references", "gpu_revocation")}
-            if too_many := next((name for name, found in listed.items() if len(found) > MAX_LISTED), None):
+            lists = {name: list(raw.get(name, [])) for name in ("gpus", "references", "gpu_revocation")}
+            if too_many := next((name for name, items in lists.items() if len(items) > MAX_LISTED), None):
                 raise AttestationError("size", f"evidence with more than {MAX_LISTED} {too_many}")
             if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(Form):
                 raise AttestationError("kind", "the evidence is of an unknown kind or form")
             return cls(
                 raw["kind"], _bytes(raw["evidence"]),
-                {str(name): _bytes(one) for name, one in raw.get("collateral", {}).items()},
+                {str(name): _bytes(value) for name, value in raw.get("collateral", {}).items()},
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
-                tuple(nvidia.decoded(one) for one in listed["gpus"]),
-                tuple(map(_bytes, listed["references"])), tuple(map(_bytes, listed["gpu_revocation"])),
+                tuple(nvidia.decoded(gpu) for gpu in lists["gpus"]),
+                tuple(map(_bytes, lists["references"])), tuple(map(_bytes, lists["gpu_revocation"])),
                 _bytes(raw.get("sealing", "")), _bytes(raw.get("statement", "")),
                 str(raw.get("recorded", "")),
             )  # fmt: skip
@@ -95,7 +95,7 @@ class HardwareEvidence:
         gpus = [{"arch": arch, "evidence": _text(raw), "certificate": _text(pem)} for raw, pem, arch in self.gpus]
         return json.dumps({
             "milkglass_evidence": 1, "kind": self.kind, "evidence": _text(self.raw), "form": self.form,
-            "collateral": {name: _text(one) for name, one in self.collateral.items()},
+            "collateral": {name: _text(value) for name, value in self.collateral.items()},
             "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
             "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
             "sealing": _text(self.sealing), "statement": _text(self.statement), "recorded": self.recorded,
@@ -147,7 +147,7 @@ def verify(
     live = spki is not None
     if live and (nonce is None or len(nonce) != NONCE):
         raise AttestationError("nonce", f"a nonce of {NONCE} bytes is required")
-    key, asked = (evidence.spki if spki is None else spki), (evidence.nonce if nonce is None else nonce)
+    key, requested_nonce = (evidence.spki if spki is None else spki), (evidence.nonce if nonce is None else nonce)
     if evidence.kind == "software":
         machine = _software(evidence.raw)
     elif evidence.kind == "sev-snp":
@@ -156,43 +156,43 @@ def verify(
         machine = intel.verify(evidence.raw, evidence.collateral, now)
         if machine.kind != evidence.kind:
             raise AttestationError("kind", f"the evidence says {evidence.kind}, and the quote is of {machine.kind}")
-    expected = gpu_nonce(key, asked) if evidence.form == "milkglass" else None
+    expected = gpu_nonce(key, requested_nonce) if evidence.form == "milkglass" else None
     gpus = [
         nvidia.verify(raw, pem, arch, expected, evidence.references, evidence.gpu_revocation, now)
         for raw, pem, arch in evidence.gpus
     ]
     nvidia.require_distinct(gpus)
-    return machine, gpus, _binding(evidence, machine, key, asked, live)
+    return machine, gpus, _binding(evidence, machine, key, requested_nonce, live)
 
 
 def _binding(
     evidence: HardwareEvidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool
 ) -> list[Claim]:
     """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
-    where = "the connection's key" if live else "the recorded key"
+    key_name = "the connection's key" if live else "the recorded key"
     if evidence.form == "milkglass":
         digest = nvidia.digest([(raw, pem) for raw, pem, _ in evidence.gpus])
         if len(spki) != 32 or len(nonce) != NONCE:
             raise AttestationError("binding", "the evidence names no key or no nonce")
         if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest, evidence.sealing)):
-            raise AttestationError("binding", f"the hardware did not sign {where}, this nonce and these GPUs")
+            raise AttestationError("binding", f"the hardware did not sign {key_name}, this nonce and these GPUs")
         if evidence.kind == "software":
-            return [Claim("binding", "none", "operator states", f"{where} and our nonce are in the answer")]
+            return [Claim("binding", "none", "operator states", f"{key_name} and our nonce are in the answer")]
         return [
-            proven("binding", f"{where} belongs to the measured software"),
+            proven("binding", f"{key_name} belongs to the measured software"),
             proven("fresh", "it answered our nonce"),
         ]
     stale = weak("fresh", "no nonce of ours: the evidence is as old as the machine's boot", "not-fresh", "not checked")
     if evidence.form == "tinfoil":
         if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):
-            raise AttestationError("binding", f"the hardware did not sign {where}")
-        return [proven("binding", f"{where} belongs to the measured software"), stale]
+            raise AttestationError("binding", f"the hardware did not sign {key_name}")
+        return [proven("binding", f"{key_name} belongs to the measured software"), stale]
     if evidence.form == "aci":
         expected = hashlib.sha256(evidence.statement).digest() + bytes(32)
-        asked = f'"nonce":"{nonce.hex()}"'.encode()
-        if not hmac.compare_digest(machine.report_data, expected) or asked not in evidence.statement:
-            raise AttestationError("binding", f"the hardware did not sign a keyset with {where} and this nonce")
-        return [proven("binding", f"{where} is in the keyset of the measured software"),
+        nonce_field = f'"nonce":"{nonce.hex()}"'.encode()
+        if not hmac.compare_digest(machine.report_data, expected) or nonce_field not in evidence.statement:
+            raise AttestationError("binding", f"the hardware did not sign a keyset with {key_name} and this nonce")
+        return [proven("binding", f"{key_name} is in the keyset of the measured software"),
                 proven("fresh", "it answered our nonce")]  # fmt: skip
     words = "nothing binds the evidence to a connection"
     return [weak("binding", words, "unbound", "not checked", bad=True), stale]
@@ -209,7 +209,7 @@ def _software(raw: bytes) -> VerifiedMachine:
 def time_of(text: str) -> datetime:
     """Returns a time such as "2025-06-25" or "2025-06-25T12:00:00Z". Raises AttestationError."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise AttestationError("time", f"{text!r} is no time", "write 2025-06-25 or 2025-06-25T12:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

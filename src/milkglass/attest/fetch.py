@@ -68,11 +68,11 @@ def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
 
 def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
     """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file."""
-    found = Measurements.parse(raw)
-    parts = [found.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
-    vbios = "_".join([*parts, found.vbios.replace(".", "")])
+    measurements = Measurements.parse(raw)
+    parts = [measurements.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
+    vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
     return {
-        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{found.text(DRIVER)}",
+        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{measurements.text(DRIVER)}",
         "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
     }
 
@@ -80,11 +80,13 @@ def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
 def status_requests(pem: bytes) -> Iterator[bytes]:
     """Yields a request of OCSP for each certificate of a GPU's chain below the root."""
     chain = certificates(pem, "a GPU's chain")
-    for one, issuer in zip(chain, chain[1:], strict=False):
-        yield ocsp.OCSPRequestBuilder().add_certificate(one, issuer, SHA384()).build().public_bytes(Encoding.DER)
+    for certificate, issuer in zip(chain, chain[1:], strict=False):
+        yield (
+            ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build().public_bytes(Encoding.DER)
+        )
 
 
-async def fetch(found: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:
+async def fetch(evidence: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:
     """Returns the makers' files for evidence, by the names that a collateral folder gives them.
 
     Args:
@@ -96,21 +98,21 @@ async def fetch(found: HardwareEvidence, product: str | None, services: Services
     """
     files = dict[str, bytes]()
     async with httpx2.AsyncClient(timeout=SECONDS, follow_redirects=False) as client:
-        if found.kind == "sev-snp":
-            report = sev_snp.Report.parse(found.raw)
+        if evidence.kind == "sev-snp":
+            report = sev_snp.Report.parse(evidence.raw)
             generation = product_of(report) or product
             if generation is None:
                 raise AttestationError("product", "the report does not name the processor", "give --product")
             for name, path in amd_paths(report, generation).items():
                 files[name] = await _got(client, services.amd + path)
-        elif found.kind in ("tdx", "sgx"):
-            files["intel.json"] = await _intel(found.raw)
-        for number, (raw, pem, architecture) in enumerate(found.gpus):
+        elif evidence.kind in ("tdx", "sgx"):
+            files["intel.json"] = await _intel(evidence.raw)
+        for number, (raw, pem, architecture) in enumerate(evidence.gpus):
             for file, name in manifest_names(raw, architecture).items():
                 answer = await _got(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 files[f"{file}-{number}.xml"] = base64.b64decode(json.loads(answer)["rim"])
-            for place, request in enumerate(status_requests(pem)):
-                files[f"gpu-{number}-{place}.der"] = await _got(client, services.nvidia_ocsp, request)
+            for index, request in enumerate(status_requests(pem)):
+                files[f"gpu-{number}-{index}.der"] = await _got(client, services.nvidia_ocsp, request)
     return files
 
 

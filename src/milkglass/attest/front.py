@@ -1,7 +1,8 @@
 """The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Evidence is made at most RATE times a minute, since processors are slow to sign and limit it themselves.
+handed on. Evidence is made at most EVIDENCE_PER_MINUTE times a minute, since processors are slow to sign and limit it
+themselves.
 """
 
 from __future__ import annotations
@@ -24,16 +25,23 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest import passthrough, sealing
-from milkglass.attest.channel import RELEASE, spki_of
+from milkglass.attest.channel import RELEASE_PATH, spki_of
 from milkglass.attest.evidence import NONCE
-from milkglass.attest.passthrough import ANSWERED, EVENTS_TYPE, FORWARDED, JSON_TYPE, QUIET, STATE
+from milkglass.attest.passthrough import (
+    ANSWERED_HEADERS,
+    EVENTS_TYPE,
+    FORWARDED_HEADERS,
+    JSON_TYPE,
+    QUIET_HEADER,
+    STATE_HEADER,
+)
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
 
-RATE = 60  # pieces of evidence a minute
-SILENCE = 600.0  # seconds without a byte of the engine's
+EVIDENCE_PER_MINUTE = 60  # pieces of evidence a minute
+SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 
 
 def key_of(certificate: Path) -> bytes:
@@ -55,38 +63,41 @@ class Front:
     ) -> None:
         self.source, self.spki, self.engine, self.vault = source, spki, engine, vault
         self.attested = not isinstance(source.hardware, Software)
-        self._times: deque[float] = deque(maxlen=RATE)
+        self._times: deque[float] = deque(maxlen=EVIDENCE_PER_MINUTE)
         self._client: Any = None
 
     def app(self) -> Starlette:
         @asynccontextmanager
         async def running(_: Starlette) -> AsyncIterator[None]:
-            timeout = httpx2.Timeout(SILENCE, connect=10.0)
+            timeout = httpx2.Timeout(SILENCE_SECONDS, connect=10.0)
             async with httpx2.AsyncClient(base_url=self.engine or "http://127.0.0.1", timeout=timeout, trust_env=False,
                                           headers={"Accept-Encoding": "identity"}) as self._client:  # fmt: skip
                 yield
 
-        headers = {STATE: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
-        work = [(PATH, "GET", self.evidence), *((path, one, self.forward) for path, one in passthrough.PATHS.items())]
+        headers = {STATE_HEADER: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
+        forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
+        work = [(PATH, "GET", self.evidence), *forwarding]
         if self.vault is not None:
-            work.append((RELEASE, "POST", self.release))
-        routes = [Route(path, passthrough.answering(one, headers), methods=[method]) for path, method, one in work]
+            work.append((RELEASE_PATH, "POST", self.release))
+        routes = [
+            Route(path, passthrough.answering(handler, headers), methods=[method]) for path, method, handler in work
+        ]
         return Starlette(routes=routes, lifespan=running)
 
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce, now = _nonce(request.query_params.get("nonce", "")), time.monotonic()
-        if len(self._times) == RATE and now - self._times[0] < 60:
-            raise Busy(f"more than {RATE} pieces of evidence a minute", "try again in a minute")
+        if len(self._times) == EVIDENCE_PER_MINUTE and now - self._times[0] < 60:
+            raise Busy(f"more than {EVIDENCE_PER_MINUTE} pieces of evidence a minute", "try again in a minute")
         self._times.append(now)
-        found = await run_in_threadpool(self.source.evidence, self.spki, nonce)
-        return Response(found.document(), media_type=JSON_TYPE)
+        evidence = await run_in_threadpool(self.source.evidence, self.spki, nonce)
+        return Response(evidence.document(), media_type=JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
         assert self.vault is not None
         name = sealing.require_name(request.query_params.get("name", ""))
-        sealed = await passthrough.body_of(request, sealing.MAX_FILE)
+        sealed = await passthrough.body_of(request, sealing.MAX_FILE_BYTES)
         await run_in_threadpool(self.vault.open, sealed, name)
         return JSONResponse({"kept": name})
 
@@ -94,23 +105,23 @@ class Front:
         """Hands a request to the engine, and its answer back, quietly if that is asked for."""
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-        quiet = passthrough.quiet_of(request.headers.get(QUIET))
+        quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
         body = await passthrough.body_of(request)
-        sent = self._client.build_request(
-            request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED)
+        forwarded = self._client.build_request(
+            request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED_HEADERS)
         )
         try:
-            answer = await self._client.send(sent, stream=True)
+            answer = await self._client.send(forwarded, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.kept(answer.headers, ANSWERED)
+        headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
         if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
             parts = passthrough.slots(answer.aiter_raw())
             return StreamingResponse(_closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
-            whole = await answer.aread()
+            content = await answer.aread()
             await answer.aclose()
-            return Response(passthrough.padded(whole), answer.status_code, headers)
+            return Response(passthrough.padded(content), answer.status_code, headers)
         return StreamingResponse(_closing(answer.aiter_raw(), answer), answer.status_code, headers)
 
 

@@ -97,18 +97,20 @@ def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | N
 
 
 def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
-    ((form, report),) = claims["report"].items()
-    tdx, status, platform = form != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
-    if form == "TD15":
+    ((report_kind, report),) = claims["report"].items()
+    tdx, status, platform = report_kind != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
+    if report_kind == "TD15":
         report = {**report, **report.get("base", {})}
-    lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {form}")]
+    lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {report_kind}")]
     date = platform["tcb_level"]["tcbDate"][:10]
     if status == UP_TO_DATE:
         lines.append(Claim("tcb", "affirming", "vendor states", f"its firmware and microcode are up to date ({date})"))
     else:
         words = f"Intel calls its firmware and microcode {status} ({date})"
         lines.append(weak("tcb", words, f"status {status}", "vendor states"))
-    lines += [weak("advisory", f"{one} applies", one, "vendor states") for one in claims["tcb"]["advisory_ids"]]
+    lines += [
+        weak("advisory", f"{advisory} applies", advisory, "vendor states") for advisory in claims["tcb"]["advisory_ids"]
+    ]
     for name, (weakness, words) in PLATFORM.items():
         if platform["pck"][name] == "True":
             lines.append(weak(weakness, words, weakness, "vendor states"))

@@ -30,15 +30,15 @@ from milkglass.attest.claims import Claim, VerifiedGpu, proven, weak
 from milkglass.errors import AttestationError
 
 ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of NVIDIA's public key
-REQUEST, SIGNATURE, NONCE = 37, 96, 32
+REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
 GET_MEASUREMENTS, MEASUREMENTS, SPDM = 0xE0, 0x60, 0x11
 MAX_EVIDENCE, MAX_GPUS = 64 << 10, 64
 DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
 DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmware that holds the leaf's key
 ARCHITECTURES = ("HOPPER", "BLACKWELL")
 MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
-LINKED = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
-NOTHING = b"\x00"
+LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
+NO_VALUE = b"\x00"
 
 
 @dataclass(frozen=True)
@@ -61,29 +61,29 @@ class Measurements:
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Parses request and answer. Raises AttestationError for anything else, trailing bytes too."""
-        if not REQUEST + SIGNATURE < len(raw) <= MAX_EVIDENCE:
+        if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE:
             raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE:,}")
-        answer = raw[REQUEST:]
+        answer = raw[REQUEST_BYTES:]
         if (raw[0], raw[1]) != (SPDM, GET_MEASUREMENTS) or (answer[0], answer[1]) != (SPDM, MEASUREMENTS):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
             count, length = answer[4], int.from_bytes(answer[5:8], "little")
-            at = 8 + length + NONCE
+            at = 8 + length + NONCE_BYTES
             (size,) = struct.unpack_from("<H", answer, at)
             blocks = _blocks(answer[8 : 8 + length])
             opaque = _fields(answer[at + 2 : at + 2 + size])
         except (struct.error, IndexError):
             raise AttestationError("evidence", "a GPU's evidence is cut off") from None
-        if len(answer) != at + 2 + size + SIGNATURE:
-            excess = len(answer) - (at + 2 + size + SIGNATURE)
+        if len(answer) != at + 2 + size + SIGNATURE_BYTES:
+            excess = len(answer) - (at + 2 + size + SIGNATURE_BYTES)
             raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
         if len(blocks) != count:
             raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
-        return cls(raw[4 : 4 + NONCE], raw[:-SIGNATURE], raw[-SIGNATURE:], blocks, opaque)
+        return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque)
 
     def text(self, kind: int) -> str:
         """Returns a field of printable ASCII, or "" if there is none."""
-        words = self.opaque.get(kind, b"").rstrip(NOTHING).decode("ascii", "replace")
+        words = self.opaque.get(kind, b"").rstrip(NO_VALUE).decode("ascii", "replace")
         return words if words.isprintable() else ""
 
     @property
@@ -97,28 +97,28 @@ class Measurements:
 
 
 def _blocks(raw: bytes) -> dict[int, bytes]:
-    found, at = dict[int, bytes](), 0
+    blocks, at = dict[int, bytes](), 0
     while at < len(raw):
         index, kind, size = struct.unpack_from("<BBH", raw, at)
         _, length = struct.unpack_from("<BH", raw, at + 4)
         value = raw[at + 7 : at + 7 + length]
-        if kind != 1 or size != length + 3 or len(value) != length or index in found:
+        if kind != 1 or size != length + 3 or len(value) != length or index in blocks:
             raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
-        found[index] = value
+        blocks[index] = value
         at += 4 + size
-    return found
+    return blocks
 
 
 def _fields(raw: bytes) -> dict[int, bytes]:
-    found, at = dict[int, bytes](), 0
+    fields, at = dict[int, bytes](), 0
     while at < len(raw):
         kind, size = struct.unpack_from("<HH", raw, at)
         value = raw[at + 4 : at + 4 + size]
-        if len(value) != size or kind in found:
+        if len(value) != size or kind in fields:
             raise AttestationError("evidence", f"field {kind} of a GPU's evidence is malformed")
-        found[kind] = value
+        fields[kind] = value
         at += 4 + size
-    return found
+    return fields
 
 
 def decoded(one: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
@@ -152,77 +152,80 @@ def verify(
     Raises:
         AttestationError: with the first fault.
     """
-    found = Measurements.parse(raw)
+    measurements = Measurements.parse(raw)
     if architecture not in ARCHITECTURES:
         raise AttestationError("architecture", f"{architecture!r} is none of {', '.join(ARCHITECTURES)}")
     chain = certificates(pem, "a GPU's chain")
     require_chain(chain, ROOT, now, "a GPU")
     leaf = chain[0]
-    r, s = (int.from_bytes(found.signature[at : at + 48], "big") for at in (0, 48))
-    require_signed(leaf.public_key(), r, s, found.signed, "a GPU's evidence")
-    if nonce is not None and found.nonce != nonce:
+    r, s = (int.from_bytes(measurements.signature[at : at + 48], "big") for at in (0, 48))
+    require_signed(leaf.public_key(), r, s, measurements.signed, "a GPU's evidence")
+    if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
-    _require_firmware(found, leaf)
+    _require_firmware(measurements, leaf)
     current = require_not_revoked(chain, lists, now, "a GPU")
-    device, driver, vbios = spki_digest(leaf), found.text(DRIVER), found.vbios
+    device, driver, vbios = spki_digest(leaf), measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
         weak(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(found, references, now),
+        *_reference_claims(measurements, references, now),
         _revocation_claim(current),
     ]  # fmt: skip
-    mode = _mode(found)
+    mode = _mode(measurements)
     if mode == "ppcie":
         lines.append(weak("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
     elif mode != "spt":
         lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
-    return VerifiedGpu(architecture, device, found.nonce, driver, vbios, mode, tuple(lines))
+    return VerifiedGpu(architecture, device, measurements.nonce, driver, vbios, mode, tuple(lines))
 
 
-def _mode(found: Measurements) -> str:
+def _mode(measurements: Measurements) -> str:
     """Returns the mode that a GPU states, or "" if it states none."""
-    if FEATURES in found.opaque:
-        return MODES.get(int.from_bytes(found.opaque[FEATURES], "little"), "")
-    if PPCIE in found.opaque:
-        return "ppcie" if LINKED in found.opaque[PPCIE] else "spt"
+    if FEATURES in measurements.opaque:
+        return MODES.get(int.from_bytes(measurements.opaque[FEATURES], "little"), "")
+    if PPCIE in measurements.opaque:
+        return "ppcie" if LINKED_MODE in measurements.opaque[PPCIE] else "spt"
     return ""
 
 
-def _require_firmware(found: Measurements, leaf: x509.Certificate) -> None:
+def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> None:
     """Checks that the firmware that holds the leaf's key is the one that answered, where both say it."""
-    stated = found.opaque.get(FWID, b"")
-    extensions = [one.value.value for one in leaf.extensions if isinstance(one.value, x509.UnrecognizedExtension)
-                  and one.oid == DICE]  # fmt: skip
+    stated = measurements.opaque.get(FWID, b"")
+    extensions = [
+        extension.value.value
+        for extension in leaf.extensions
+        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid == DICE
+    ]
     if any(stated) and extensions and not extensions[0].endswith(stated):
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
 
-def _reference_claims(found: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
+def _reference_claims(measurements: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
     """Compares the measurements with the references of its driver and its VBIOS."""
-    wanted = {"driver": found.text(DRIVER), "VBIOS": found.vbios}
-    lines, seen = list[Claim](), set[str]()
+    versions = {"driver": measurements.text(DRIVER), "VBIOS": measurements.vbios}
+    lines, kinds_seen = list[Claim](), set[str]()
     for raw in references:
         reference = rim.read(raw, now)
-        part = next((name for name, version in wanted.items() if version and version == reference.version), None)
+        part = next((name for name, version in versions.items() if version and version == reference.version), None)
         if part is None:
             continue
         # Manifests count from 0, and SPDM's measurements from 1
-        wrong = [at for at, values in reference.values.items() if found.blocks.get(at + 1) not in values]
-        if wrong:
+        differing = [at for at, values in reference.values.items() if measurements.blocks.get(at + 1) not in values]
+        if differing:
             raise AttestationError(
                 "measurement",
-                f"{len(wrong)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
-                f"reference (index {wrong[0]})",
+                f"{len(differing)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
+                f"reference (index {differing[0]})",
             )
-        seen.add(part)
+        kinds_seen.add(part)
         words = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
         lines.append(Claim(f"rim-{part}", "affirming", "vendor states", words))
     lines += [
         weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in wanted if part not in seen
+        for part in versions if part not in kinds_seen
     ]  # fmt: skip
     return lines
 
@@ -238,14 +241,14 @@ def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
     """Raises AttestationError if one GPU answers twice, or there are too many."""
     if len(gpus) > MAX_GPUS:
         raise AttestationError("size", f"evidence of {len(gpus)} GPUs, at most {MAX_GPUS} are read")
-    if len({one.device for one in gpus}) < len(gpus):
+    if len({gpu.device for gpu in gpus}) < len(gpus):
         raise AttestationError("duplicate", f"{len(gpus)} GPUs were shown, and two of them are one device")
 
 
 def digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns SHA-256 over all evidence and certificates of GPUs, which our server puts into the report data."""
-    whole = hashlib.sha256(b"milkglass gpus 1")
+    hasher = hashlib.sha256(b"milkglass gpus 1")
     for raw, pem in evidence:
         for part in (raw, pem):
-            whole.update(struct.pack("<Q", len(part)) + part)
-    return whole.digest()
+            hasher.update(struct.pack("<Q", len(part)) + part)
+    return hasher.digest()

@@ -2,8 +2,8 @@
 
 Only listed paths and headers cross. A quiet answer says little by its sizes and times:
 
-    whole    the answer is collected, and padded with blanks to a multiple of PAD bytes
-    slots    every SLOT_SECONDS exactly SLOT bytes are sent: the events that came, then a comment that fills the slot
+    whole    the answer is collected, and padded with blanks to a multiple of PAD_BYTES
+    slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a comment that fills the slot
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 
 Quiet = Literal["whole", "slots"]
-QUIET = "Milkglass-Quiet"  # the header by which a client asks for it
-STATE = "Milkglass-Attested"  # the header of each answer
+QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
+STATE_HEADER = "Milkglass-Attested"  # the header of each answer
 MAX_BODY = 32 << 20
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
@@ -28,9 +28,9 @@ PATHS = {
     # Of vLLM, llama.cpp and SGLang, by token ids: what a proxy with a key asks
     "/inference/v1/generate": "POST", "/completion": "POST", "/generate": "POST",
 }  # fmt: skip
-FORWARDED = ("content-type", "accept", "authorization")
-ANSWERED = ("content-type", "retry-after")
-PAD, SLOT, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
+FORWARDED_HEADERS = ("content-type", "accept", "authorization")
+ANSWERED_HEADERS = ("content-type", "retry-after")
+PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
@@ -52,21 +52,21 @@ def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
     return endpoint
 
 
-async def body_of(request: Request, most: int = MAX_BODY) -> bytes:
-    """Returns a request's body. Raises UsageError if it has more than `most` bytes."""
-    found = bytearray()
+async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
+    """Returns a request's body. Raises UsageError if it has more than `limit` bytes."""
+    body = bytearray()
     async for part in request.stream():
-        found += part
-        if len(found) > most:
-            raise UsageError(f"the body has more than {most:,} bytes", "send less at a time")
-    return bytes(found)
+        body += part
+        if len(body) > limit:
+            raise UsageError(f"the body has more than {limit:,} bytes", "send less at a time")
+    return bytes(body)
 
 
 def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     return {name: headers[name] for name in names if name in headers}
 
 
-def padded(body: bytes, size: int = PAD) -> bytes:
+def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
     """Returns JSON padded with blanks to a multiple of `size` bytes, which changes nothing of what it says."""
     return body + b" " * (-len(body) % size)
 
@@ -76,21 +76,21 @@ def quiet_of(value: str | None) -> Quiet | None:
     if value is None:
         return None
     if value not in get_args(Quiet):
-        raise UsageError(f"{QUIET} is {value!r}", f"one of {', '.join(get_args(Quiet))}")
+        raise UsageError(f"{QUIET_HEADER} is {value!r}", f"one of {', '.join(get_args(Quiet))}")
     return value  # type: ignore[return-value]
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields pieces of SLOT bytes at fixed times, until the answer has ended.
+    """Yields pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
 
     An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
     """
-    waiting, ended = bytearray(), asyncio.Event()
+    buffer, ended = bytearray(), asyncio.Event()
 
     async def collect() -> None:
         try:
             async for part in parts:
-                waiting.extend(part)
+                buffer.extend(part)
         finally:
             ended.set()
 
@@ -101,12 +101,12 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         while True:
             due += SLOT_SECONDS
             await asyncio.sleep(max(0.0, due - loop.time()))
-            last = ended.is_set()
-            whole = len(waiting) if last else waiting.rfind(b"\n\n") + 2 if b"\n\n" in waiting else 0
-            piece = bytes(waiting[: min(whole, SLOT)])
-            del waiting[: len(piece)]
-            yield piece + filler(SLOT - len(piece))
-            if last and not waiting:
+            is_last = ended.is_set()
+            ready_bytes = len(buffer) if is_last else buffer.rfind(b"\n\n") + 2 if b"\n\n" in buffer else 0
+            piece = bytes(buffer[: min(ready_bytes, SLOT_BYTES)])
+            del buffer[: len(piece)]
+            yield piece + filler(SLOT_BYTES - len(piece))
+            if is_last and not buffer:
                 break
         await task
     finally:

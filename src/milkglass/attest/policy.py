@@ -157,7 +157,7 @@ def read(path: Path) -> Policy:
 
 def read_enclave(path: Path) -> EnclavePolicy:
     """Reads a policy of enclaves. Raises UsageError, which names the entry."""
-    return _parsed(_content(path), path.name, EnclavePolicy)
+    return _parse(_content(path), path.name, EnclavePolicy)
 
 
 def _content(path: Path) -> bytes:
@@ -169,25 +169,25 @@ def _content(path: Path) -> bytes:
 
 def parse(raw: bytes, name: str) -> Policy:
     """Parses a server's policy. Raises UsageError, which names the entry."""
-    return _parsed(raw, name, Policy)
+    return _parse(raw, name, Policy)
 
 
-def _parsed(raw: bytes, name: str, form: type[_Form]) -> _Form:
+def _parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
     if len(raw) > MAX_POLICY:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
     try:
-        policy = form.model_validate(tomllib.loads(raw.decode()))
+        policy = model.model_validate(tomllib.loads(raw.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        value = "" if first["type"] == "missing" else f" is {str(first['input'])[:80]!r}"
+        fault = error.errors()[0]
+        field = ".".join(str(part) for part in fault["loc"])
+        value = "" if fault["type"] == "missing" else f" is {str(fault['input'])[:80]!r}"
         raise UsageError(
-            f"{name}: {place}{value}: {first['msg'].lower()}", "see docs/attested.md for a policy"
+            f"{name}: {field}{value}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
         ) from None
-    if unknown := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
-        raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
+    if unknown_weaknesses := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
+        raise UsageError(f"{name}: accept.{unknown_weaknesses[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
         raise UsageError(
             f"{name}: accept.debug holds for SEV-SNP alone, and there is no section sev-snp",
@@ -209,18 +209,18 @@ def read_lock(policy: Path) -> dict[str, str]:
         return {}
     try:
         machines = tomllib.loads(path.read_text("utf-8"))["machine"]
-        return {str(one["id"]): str(one["first_seen"]) for one in machines}
+        return {str(machine["id"]): str(machine["first_seen"]) for machine in machines}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
 
 
 def pin(policy: Path, machine: str, now: datetime | None = None) -> bool:
     """Adds a machine to the lock file. Returns False if it is there."""
-    known = read_lock(policy)
-    if machine in known:
+    machines = read_lock(policy)
+    if machine in machines:
         return False
-    known[machine] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    entries = (f'[[machine]]\nid = "{name}"\nfirst_seen = "{seen}"\n' for name, seen in known.items())
+    machines[machine] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    entries = (f'[[machine]]\nid = "{name}"\nfirst_seen = "{first_seen}"\n' for name, first_seen in machines.items())
     files.write(lock_path(policy), "\n".join(entries))
     return True
 
@@ -236,36 +236,36 @@ def judge(
         bound: claims on what binds the evidence to the connection, and whether it is fresh.
         pinned: the lock file's machines.
     """
-    claims, refused = [*bound, *machine.claims], dict[str, str]()
+    claims, faults = [*bound, *machine.claims], dict[str, str]()
     sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": policy.sev_snp, "tdx": policy.tdx, "sgx": policy.sgx}
     section = sections.get(machine.kind)
     if section is None and machine.kind not in policy.kinds:
-        refused["kind"] = f"the policy has no section for {machine.kind}"
+        faults["kind"] = f"the policy has no section for {machine.kind}"
     if isinstance(section, SevSnp):
-        refused |= _snp_faults(section, machine)
+        faults |= _snp_faults(section, machine)
     elif section is not None and machine.status not in section.status:
-        refused["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
+        faults["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
     if section is not None:
-        claims += _image_claims(section, machine, refused)
-    claims += _machine_claims(policy, machine, pinned or {}, refused)
-    for one in gpus:
-        claims += one.claims
-    refused |= _gpu_faults(policy.nvidia, gpus)
-    reasons = _accepted(policy)
-    found = [one.weakness for one in claims if one.weakness]
+        claims += _image_claims(section, machine, faults)
+    claims += _machine_claims(policy, machine, pinned or {}, faults)
+    for gpu in gpus:
+        claims += gpu.claims
+    faults |= _gpu_faults(policy.nvidia, gpus)
+    reasons = _accepted_weaknesses(policy)
+    weaknesses = [one.weakness for one in claims if one.weakness]
     for claim in claims:
         if claim.weakness and claim.weakness not in reasons:
-            refused.setdefault(claim.weakness, f"{claim.text} ({claim.weakness!r} is not accepted)")
-    accepted = {name: reasons[name] for name in dict.fromkeys(found) if name in reasons}
-    return Verdict(tuple(claims), refused, accepted, machine.kind != "software")
+            faults.setdefault(claim.weakness, f"{claim.text} ({claim.weakness!r} is not accepted)")
+    accepted = {name: reasons[name] for name in dict.fromkeys(weaknesses) if name in reasons}
+    return Verdict(tuple(claims), faults, accepted, machine.kind != "software")
 
 
-def _accepted(policy: Policy | EnclavePolicy) -> dict[str, str]:
+def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
     """Returns the accepted weaknesses with their reasons, those that sections imply too."""
-    found = dict(policy.accept)
+    result = dict(policy.accept)
     for section in (policy.tdx, policy.sgx):
         for status in [] if section is None else section.status:
-            found.setdefault(f"status {status}", "the policy lists this status")
+            result.setdefault(f"status {status}", "the policy lists this status")
     if policy.nvidia is not None:
         implied = {
             "ppcie": "ppcie" in policy.nvidia.modes,
@@ -274,15 +274,15 @@ def _accepted(policy: Policy | EnclavePolicy) -> dict[str, str]:
         }
         for name, holds in implied.items():
             if holds:
-                found.setdefault(name, "the policy's section nvidia says so")
-    return found
+                result.setdefault(name, "the policy's section nvidia says so")
+    return result
 
 
 def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
     faults = {}
     if machine.product not in section.products:
         faults["product"] = f"the processor is a {machine.product}; allowed: {', '.join(section.products) or 'none'}"
-    low = [name for name, least in section.tcb.items() if machine.tcb.get(name, -1) < least]
+    low = [name for name, minimum in section.tcb.items() if machine.tcb.get(name, -1) < minimum]
     if low:
         name: Any = low[0]
         faults["old-tcb"] = f"the firmware's {name} is {machine.tcb.get(name)}, {section.tcb[name]} or more is required"
@@ -291,32 +291,34 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
     return faults
 
 
-def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, refused: dict[str, str]) -> list[Claim]:
+def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults: dict[str, str]) -> list[Claim]:
     for image in section.image:
-        wanted = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
-        if all(machine.image.get(register) == value for register, value in wanted.items()):
-            words = f"the image {image.name!r} runs ({', '.join(wanted)}); its origin: {image.origin}"
-            open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(wanted))
-            more = [unchecked("registers", f"what {', '.join(open_ones)} measure")] if open_ones else []
-            return [proven("measurement", words), *more]
-    seen = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
-    refused["image"] = f"no image of the policy runs there: {seen}"
+        registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
+        if all(machine.image.get(register) == value for register, value in registers.items()):
+            words = f"the image {image.name!r} runs ({', '.join(registers)}); its origin: {image.origin}"
+            open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(registers))
+            unchecked_claims = [unchecked("registers", f"what {', '.join(open_ones)} measure")] if open_ones else []
+            return [proven("measurement", words), *unchecked_claims]
+    shown = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
+    faults["image"] = f"no image of the policy runs there: {shown}"
     return []
 
 
 def _machine_claims(
-    policy: Policy | EnclavePolicy, machine: VerifiedMachine, pinned: Mapping[str, str], refused: dict[str, str]
+    policy: Policy | EnclavePolicy, machine: VerifiedMachine, pinned: Mapping[str, str], faults: dict[str, str]
 ) -> list[Claim]:
-    allowed = {*policy.machine.pinned, *pinned}
+    allowed_ids = {*policy.machine.pinned, *pinned}
     if not machine.machine:
-        if allowed:
-            refused["machine"] = "machines are pinned, and the evidence does not say which one this is"
+        if allowed_ids:
+            faults["machine"] = "machines are pinned, and the evidence does not say which one this is"
         return []
-    if machine.machine in allowed:
-        seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
-        return [Claim("pinned", "affirming", "operator states", f"this machine is pinned{seen}")]
-    if allowed:
-        refused["machine"] = f"the machine {machine.machine[:16]}... is not one of the {len(allowed)} that are pinned"
+    if machine.machine in allowed_ids:
+        first_seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
+        return [Claim("pinned", "affirming", "operator states", f"this machine is pinned{first_seen}")]
+    if allowed_ids:
+        faults["machine"] = (
+            f"the machine {machine.machine[:16]}... is not one of the {len(allowed_ids)} that are pinned"
+        )
         return []
     words = "no machine is pinned yet: `milkglass attest pin` pins this one"
     return [weak("pinned", words, "first-use", "not checked")]
@@ -328,10 +330,10 @@ def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu]) -> dict[str
     faults = {}
     if len(gpus) != section.count:
         faults["gpu-count"] = f"evidence of {len(gpus)} GPUs, the policy demands {section.count}"
-    for one in gpus:
-        if one.architecture not in section.architectures:
+    for gpu in gpus:
+        if gpu.architecture not in section.architectures:
             allowed = ", ".join(section.architectures) or "none"
-            faults["architecture"] = f"a GPU is a {one.architecture}; allowed: {allowed}"
-        if one.mode not in section.modes:
-            faults["gpu-mode-of-policy"] = f"a GPU's mode is {one.mode or 'not stated'}; allowed: {section.modes}"
+            faults["architecture"] = f"a GPU is a {gpu.architecture}; allowed: {allowed}"
+        if gpu.mode not in section.modes:
+            faults["gpu-mode-of-policy"] = f"a GPU's mode is {gpu.mode or 'not stated'}; allowed: {section.modes}"
     return faults

@@ -33,7 +33,7 @@ TINFOIL: Mapping[str, Kind] = {
 }
 ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
 PURPOSE = "aci.report_data.v1"
-FARTHEST = 400 * 86_400  # seconds: a keyset that is to last longer is refused
+MAX_KEYSET_SECONDS = 400 * 86_400  # seconds: a keyset that is to last longer is refused
 
 PATH = "/.well-known/milkglass-attestation"  # of our own server
 
@@ -61,12 +61,12 @@ def own(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 
 def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads Tinfoil's document."""
-    found = _object(document)
-    kind = TINFOIL.get(str(found.get("format")))
+    fields = _object(document)
+    kind = TINFOIL.get(str(fields.get("format")))
     if kind is None:
-        raise AttestationError("kind", f"Tinfoil's format {str(found.get('format'))[:80]!r} is not supported")
+        raise AttestationError("kind", f"Tinfoil's format {str(fields.get('format'))[:80]!r} is not supported")
     try:
-        packed = base64.b64decode(str(found.get("body", "")), validate=True)
+        packed = base64.b64decode(str(fields.get("body", "")), validate=True)
         unpacker = zlib.decompressobj(wbits=31)
         raw = unpacker.decompress(packed, MAX_UNPACKED)
     except (binascii.Error, zlib.error) as error:
@@ -78,8 +78,8 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
 
 def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads a report of ACI, and checks that its keyset lists the connection's key for this name."""
-    found = _object(document)
-    report, version = found.get("attestation"), found.get("api_version")
+    fields = _object(document)
+    report, version = fields.get("attestation"), fields.get("api_version")
     if version != "aci/1" or not isinstance(report, dict):
         raise AttestationError("version", f"this is no report of aci/1 but of {str(version)[:40]!r}")
     keyset, evidence = report.get("workload_keyset"), report.get("evidence")
@@ -97,13 +97,13 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 
 
 def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
-    ends = keyset.get("not_after")
-    if not isinstance(ends, int) or not 0 < ends - now.timestamp() < FARTHEST:
+    end_time = keyset.get("not_after")
+    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < MAX_KEYSET_SECONDS:
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = keyset.get("tls_public_keys")
-    listed = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-    names = [one for one in listed if one.get("domain") in (None, "", host)]
-    if not any(one.get("spki_sha256") == spki.hex() for one in names):
+    records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = [record for record in records if record.get("domain") in (None, "", host)]
+    if not any(name.get("spki_sha256") == spki.hex() for name in names):
         raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
 
 
@@ -114,12 +114,12 @@ def _canonical(value: Any) -> bytes:
 
 def _object(document: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(document)
+        value = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise AttestationError("evidence", "this is no evidence: no JSON object")
-    return found
+    return value
 
 
 PROVIDERS: Mapping[str, Provider] = {

@@ -48,11 +48,11 @@ def read(raw: bytes, now: datetime) -> Reference:
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
-    root = _parsed(raw)
+    root = _parse(raw)
     chain = _chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
     try:
-        signed = XMLVerifier().verify(
+        verified = XMLVerifier().verify(
             root, x509_cert=chain[0], verification_time=now.replace(tzinfo=None),
             expect_config=SignatureConfiguration(require_x509=True, location="./", expect_references=1),
         )  # fmt: skip
@@ -60,13 +60,13 @@ def read(raw: bytes, now: datetime) -> Reference:
         raise AttestationError(
             "rim-signature", f"the signature of a reference manifest is wrong ({type(error).__name__})"
         ) from None
-    found = None if isinstance(signed, list) else signed.signed_xml
-    if found is None or found.tag != f"{SWID}SoftwareIdentity":
+    signed_xml = None if isinstance(verified, list) else verified.signed_xml
+    if signed_xml is None or signed_xml.tag != f"{SWID}SoftwareIdentity":
         raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
-    return _reference(found)
+    return _reference(signed_xml)
 
 
-def _parsed(raw: bytes) -> Any:
+def _parse(raw: bytes) -> Any:
     """Returns the document's root. Raises AttestationError for a DTD, for entities, and for what is too large."""
     from lxml import etree
 
@@ -81,8 +81,8 @@ def _parsed(raw: bytes) -> Any:
         raise AttestationError("rim", f"a reference manifest is no XML ({type(error).__name__})") from None
     if root.getroottree().docinfo.doctype:
         raise AttestationError("rim", "a reference manifest has a document type")
-    for number, one in enumerate(root.iter()):
-        if number > MAX_ELEMENTS or sum(1 for _ in one.iterancestors()) > MAX_DEPTH:
+    for number, element in enumerate(root.iter()):
+        if number > MAX_ELEMENTS or sum(1 for _ in element.iterancestors()) > MAX_DEPTH:
             raise AttestationError("size", "a reference manifest has too many elements, or is too deep")
     return root
 
@@ -92,7 +92,9 @@ def _chain(root: Any) -> list[x509.Certificate]:
     signatures = root.findall(f".//{DSIG}Signature")
     if len(signatures) != 1 or signatures[0].getparent() is not root:
         raise AttestationError("rim", f"a reference manifest has {len(signatures)} signatures in other places than one")
-    texts = [one.text or "" for one in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")]
+    texts = [
+        element.text or "" for element in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")
+    ]
     try:
         chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
     except binascii.Error:
@@ -108,12 +110,12 @@ def _reference(root: Any) -> Reference:
     if meta is None or payload is None:
         raise AttestationError("rim", "a reference manifest has no values")
     values = dict[int, frozenset[bytes]]()
-    for one in payload.findall(f"{SWID}Resource"):
-        if one.get("type") != "Measurement" or one.get("active") != "True":
+    for resource in payload.findall(f"{SWID}Resource"):
+        if resource.get("type") != "Measurement" or resource.get("active") != "True":
             continue
         try:
-            index, count = int(one.get("index", "")), int(one.get("alternatives", ""))
-            allowed = frozenset(bytes.fromhex(one.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
+            index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
+            allowed = frozenset(bytes.fromhex(resource.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None
         if index in values or not allowed or b"" in allowed:

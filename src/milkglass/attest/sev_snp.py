@@ -21,7 +21,7 @@ from milkglass.attest.chains import certificates, require_chain, require_not_rev
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
-SIZE, SIGNED, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
+REPORT_BYTES, SIGNED_BYTES, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
 VERSIONS = (2, 3, 4, 5)
 ECDSA_P384 = 1
 # SHA-256 of the public keys of AMD's root keys (ARK)
@@ -69,8 +69,8 @@ class Report:
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Parses a report. Raises AttestationError for anything else."""
-        if len(raw) != SIZE:
-            raise AttestationError("size", f"an SEV-SNP report has {SIZE:,} bytes, and this one {len(raw):,}")
+        if len(raw) != REPORT_BYTES:
+            raise AttestationError("size", f"an SEV-SNP report has {REPORT_BYTES:,} bytes, and this one {len(raw):,}")
         (version,), (policy,), (vmpl, algorithm) = (
             struct.unpack_from(form, raw, at) for form, at in (("<I", 0), ("<Q", 8), ("<II", 0x30))
         )
@@ -111,9 +111,9 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     leaf = certificates(collateral["key"], "the processor's key")[0]
     chain, product = _chain(leaf, certificates(collateral["chain"], "the processor's chain"))
     require_chain(chain, ROOTS[product], now, f"the {product} processor")
-    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED, SIGNED + 72))
-    require_signed(leaf.public_key(), r, s, raw[:SIGNED], "the report")
-    lists = [one for name, one in collateral.items() if name.startswith("crl")]
+    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
+    require_signed(leaf.public_key(), r, s, raw[:SIGNED_BYTES], "the report")
+    lists = [value for name, value in collateral.items() if name.startswith("crl")]
     current = require_not_revoked(chain, lists, now, "the processor")
     tcb = versions(report.reported, product)
     _require_key_of(report, leaf, tcb, product)
@@ -123,10 +123,10 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     )  # fmt: skip
 
 
-def _chain(leaf: x509.Certificate, others: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
+def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
     """Returns the chain in order and the product, by the root's name. Other authorities in a file are left out."""
-    issuer = next((one for one in others if one.subject == leaf.issuer and one.subject != one.issuer), None)
-    root = None if issuer is None else next((one for one in others if one.subject == issuer.issuer), None)
+    issuer = next((cert for cert in certificates if cert.subject == leaf.issuer and cert.subject != cert.issuer), None)
+    root = None if issuer is None else next((cert for cert in certificates if cert.subject == issuer.issuer), None)
     if issuer is None or root is None:
         raise AttestationError("chain", "the processor's key is not issued by one of the given certificates")
     names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
@@ -143,8 +143,8 @@ def versions(raw: bytes, product: str) -> dict[str, int]:
 
 def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
     """Checks that the key was made for this chip and these versions. Raises AttestationError."""
-    found = {one.oid.dotted_string: one.value for one in leaf.extensions}
-    values = {name: value.value for name, value in found.items() if isinstance(value, x509.UnrecognizedExtension)}
+    value_of = {extension.oid.dotted_string: extension.value for extension in leaf.extensions}
+    values = {name: value.value for name, value in value_of.items() if isinstance(value, x509.UnrecognizedExtension)}
     stated = {name: _number(values[oid]) for oid, name in SPL.items() if oid in values}
     if {name: stated.get(name) for name in tcb} != dict(tcb):
         raise AttestationError("tcb", f"the report states the versions {dict(tcb)}, and its key is for {stated}")
@@ -164,33 +164,33 @@ def _number(raw: bytes) -> int | None:
 
 def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool) -> list[Claim]:
     firmware = ", ".join(f"{name} {number}" for name, number in tcb.items())
-    found = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
+    claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
         words = "Milan: the keys of this generation were extracted, so that anyone can forge this report"
-        found.append(weak("processor", words, "milan", bad=True))
+        claims.append(weak("processor", words, "milan", bad=True))
     if report.signing_key == VLEK:
-        found.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
+        claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):
-        found.append(proven("machine", f"the chip {report.chip_id.hex()[:16]}..."))
+        claims.append(proven("machine", f"the chip {report.chip_id.hex()[:16]}..."))
     if report.policy & DEBUG:
-        found.append(weak("debug", "the host may debug the guest, and read its memory", "debug", bad=True))
+        claims.append(weak("debug", "the host may debug the guest, and read its memory", "debug", bad=True))
     else:
-        found.append(proven("debug", "the host cannot debug the guest"))
+        claims.append(proven("debug", "the host cannot debug the guest"))
     if report.policy & MIGRATION or report.migration_agent not in NO_AGENT:
-        found.append(weak("migration", "a migration agent may move the guest, with its memory", "migration", bad=True))
+        claims.append(weak("migration", "a migration agent may move the guest, with its memory", "migration", bad=True))
     if report.vmpl:
-        found.append(proven("level", f"the software that asked runs at privilege level {report.vmpl}, not 0"))
+        claims.append(proven("level", f"the software that asked runs at privilege level {report.vmpl}, not 0"))
     if report.platform & ALIAS_CHECKED:
-        found.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
+        claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
     else:
         words = "no check of memory aliases is stated (BadRAM, CVE-2024-21944)"
-        found.append(weak("alias-check", words, "no-alias-check"))
+        claims.append(weak("alias-check", words, "no-alias-check"))
     committed = versions(report.committed, product)
     if any(committed[name] < tcb[name] for name in tcb):
-        found.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
+        claims.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
     if current:
-        found.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
+        claims.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
     else:
-        found.append(weak("revocation", "no current revocation list of AMD was given", "no-revocation", "not checked"))
-    found.append(unchecked("image", "who built the measured image, and what it gives away"))
-    return found
+        claims.append(weak("revocation", "no current revocation list of AMD was given", "no-revocation", "not checked"))
+    claims.append(unchecked("image", "who built the measured image, and what it gives away"))
+    return claims

@@ -25,7 +25,7 @@ from milkglass.errors import AttestationError, UsageError
 
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
-ATTEMPTS, PAUSE = 5, 0.2  # of a report while another program asks for one, and seconds between them
+MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # of a report while another program asks for one, and seconds between them
 # Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
 TABLE = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
@@ -61,51 +61,51 @@ class Tsm:
     folder: Path = TSM
 
     def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
             try:
                 entry.mkdir()
                 try:
-                    found = self._asked(entry, data)
+                    files = self._read_report(entry, data)
                 finally:
                     entry.rmdir()
-                if found is not None:
-                    return found
+                if files is not None:
+                    return files
             except OSError as error:
-                if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == ATTEMPTS - 1:
+                if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == MAX_ATTEMPTS - 1:
                     raise AttestationError(
                         "hardware", f"{self.folder} gives no report ({errno.errorcode.get(error.errno or 0, error)})",
                         "run this inside a confidential machine with Linux 6.7 or later, or with --software",
                     ) from None  # fmt: skip
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
-    def _asked(self, entry: Path, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
+    def _read_report(self, entry: Path, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
         """Returns what one request gave, or None if somebody else wrote to it."""
         (entry / "inblob").write_bytes(data)
-        before = (entry / "generation").read_text().strip()
+        generation = (entry / "generation").read_text().strip()
         raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()
-        more = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
-        if (entry / "generation").read_text().strip() != before:
+        auxiliary = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
+        if (entry / "generation").read_text().strip() != generation:
             return None
         if provider not in PROVIDERS:
             raise AttestationError("hardware", f"{provider!r} is an unknown provider", f"known: {', '.join(PROVIDERS)}")
-        return PROVIDERS[provider], raw, certificate_table(more)
+        return PROVIDERS[provider], raw, certificate_table(auxiliary)
 
 
 def certificate_table(raw: bytes) -> dict[str, bytes]:
     """Returns the certificates in AMD's table as collateral; nothing of one that is malformed."""
-    found = dict[str, bytes]()
+    certificates = dict[str, bytes]()
     for at in range(0, len(raw) - 23, 24):
         name = uuid.UUID(bytes_le=raw[at : at + 16])
         start, length = struct.unpack_from("<II", raw, at + 16)
         if not name.int:
             break
         if name in TABLE and start + length <= len(raw):
-            found[TABLE[name]] = raw[start : start + length]
-    if {"ask", "ark"} <= found.keys():
-        found["chain"] = _pem(found.pop("ask")) + _pem(found.pop("ark"))
-    return {name: one for name, one in found.items() if name not in ("ask", "ark")}
+            certificates[TABLE[name]] = raw[start : start + length]
+    if {"ask", "ark"} <= certificates.keys():
+        certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
+    return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
 
 
 def _pem(der: bytes) -> bytes:
@@ -123,6 +123,8 @@ class Gpus(Protocol):
 
 @dataclass(frozen=True)
 class NoGpus:
+    """The source of a machine without GPUs."""
+
     def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
         return []
 
@@ -177,19 +179,19 @@ class EvidenceSource:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
         gpus = self.gpus.evidence(gpu_nonce(spki, nonce))
         data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
-        kind, raw, more = self.hardware.report(data)
-        found = HardwareEvidence(kind, raw, more, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
-        return with_collateral(found, self.collateral)
+        kind, raw, collateral = self.hardware.report(data)
+        evidence = HardwareEvidence(kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
+        return with_collateral(evidence, self.collateral)
 
 
-def with_collateral(found: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
+def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
-    manifests = [one for name, one in files.items() if name.startswith(REFERENCE)]
-    revoked = [one for name, one in files.items() if name.startswith(GPU_REVOCATION)]
-    others = {name: one for name, one in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
+    manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
+    revoked = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
+    other_files = {name: file for name, file in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
     return replace(
-        found, collateral={**others, **found.collateral}, references=(*found.references, *manifests),
-        gpu_revocation=(*found.gpu_revocation, *revoked),
+        evidence, collateral={**other_files, **evidence.collateral}, references=(*evidence.references, *manifests),
+        gpu_revocation=(*evidence.gpu_revocation, *revoked),
     )  # fmt: skip
 
 
@@ -206,4 +208,4 @@ def read_collateral(folder: Path | None) -> dict[str, bytes]:
         return {}
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "`milkglass attest fetch` makes one")
-    return {one.stem: one.read_bytes() for one in sorted(folder.iterdir()) if one.is_file()}
+    return {path.stem: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

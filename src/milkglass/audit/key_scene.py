@@ -24,7 +24,7 @@ from milkglass.audit.scene import (
     require_enough,
     require_texts,
 )
-from milkglass.client.codec.aliases import responses_of
+from milkglass.client.codec.aliases import mechanism_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
 from milkglass.client.key.generate import new_key, scheme_of
@@ -222,7 +222,7 @@ def assemble(
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first.astype(np.int64)
         known = Candidates.of_symbols(symbols)
-        bare = replace(bare, symbols=symbols, candidates=known, responses=responses_of(key))
+        bare = replace(bare, symbols=symbols, candidates=known, responses=mechanism_of(key))
     others = []
     for name, text in attackers.items():
         own = replace(text, public=without_private(text.public, sent, codec.tokenizer))

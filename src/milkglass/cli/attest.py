@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from milkglass.attest.policy import Policy
 
 POLICY_HELP = "What you demand of the server, in TOML (docs/attested.md)."
-Policies = Annotated[Path, typer.Option("--policy", help=POLICY_HELP, show_default=False)]
+PolicyPath = Annotated[Path, typer.Option("--policy", help=POLICY_HELP, show_default=False)]
 Collateral = Annotated[
     Path | None, typer.Option(help="A folder of the makers' signed files, as `milkglass attest fetch` writes it.")
 ]
-Authority = Annotated[
+CertificatePath = Annotated[
     Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
 ]
 
@@ -62,7 +62,7 @@ def check(
     policy: Annotated[Path | None, typer.Option("--policy", help=POLICY_HELP)] = None,
     record: Annotated[Path | None, typer.Option(help="Write the evidence there, with all that verifies it.")] = None,
     collateral: Collateral = None,
-    certificate: Authority = None,
+    certificate: CertificatePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Say, claim by claim, what the hardware proves, what its maker or its operator states, and what nobody checked.
@@ -77,39 +77,41 @@ def check(
     rules = None if policy is None else policies.read(policy)
     if replay is not None:
         require_file(replay, "give a file that --record wrote")
-        found = evidence.HardwareEvidence.parse(replay.read_bytes())
+        recording = evidence.HardwareEvidence.parse(replay.read_bytes())
     else:
         if at is not None:
             raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
-        found = asyncio.run(asked(str(url), certificate, "milkglass" if rules is None else rules.evidence))
-    found = sources.with_collateral(found, sources.read_collateral(collateral))
+        recording = asyncio.run(
+            request_evidence(str(url), certificate, "milkglass" if rules is None else rules.evidence)
+        )
+    recording = sources.with_collateral(recording, sources.read_collateral(collateral))
     now = datetime.now(UTC) if at is None else evidence.time_of(at)
-    if replay is not None and at is None and found.recorded:
-        note(f"judged by the time now; --at {found.recorded[:10]} judges by when it was recorded")
+    if replay is not None and at is None and recording.recorded:
+        note(f"judged by the time now; --at {recording.recorded[:10]} judges by when it was recorded")
     if record is not None:
-        record.write_bytes(found.document())
-    verdict = judged(found, rules, policy, now)
+        record.write_bytes(recording.document())
+    verdict = judge_evidence(recording, rules, policy, now)
     emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
 
 
-def judged(found: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
+def judge_evidence(hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
     """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted."""
     from milkglass.attest import evidence
     from milkglass.attest.claims import Verdict
     from milkglass.attest.policy import judge, read_lock
 
-    machine, gpus, bound = evidence.verify(found, now)
+    machine, gpus, bound = evidence.verify(hardware, now)
     if rules is not None:
         return judge(rules, machine, gpus, bound, {} if path is None else read_lock(path))
-    claims = [*bound, *machine.claims, *(line for one in gpus for line in one.claims)]
-    weak = {one.weakness: f"{one.text} ({one.weakness!r})" for one in claims if one.weakness}
+    claims = [*bound, *machine.claims, *(line for gpu in gpus for line in gpu.claims)]
+    weak = {claim.weakness: f"{claim.text} ({claim.weakness!r})" for claim in claims if claim.weakness}
     no_policy = {"policy": "there is no policy: nothing says which image and which machine you expect"}
     return Verdict(tuple(claims), no_policy | weak, {}, machine.kind != "software")
 
 
-async def asked(url: str, authority: Path | None, form: str) -> HardwareEvidence:
+async def request_evidence(url: str, authority: Path | None, provider: str) -> HardwareEvidence:
     """Returns what a server answers to a nonce of ours, bound to the key of the connection."""
     import secrets
 
@@ -123,21 +125,21 @@ async def asked(url: str, authority: Path | None, form: str) -> HardwareEvidence
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
     nonce, now = secrets.token_bytes(NONCE), datetime.now(UTC)
     try:
-        seen, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, form)
+        spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
     except (httpx2.TransportError, ssl.SSLError) as error:
         raise channel.unreachable(url, error) from error
-    found = PROVIDERS[form].read(raw, seen, nonce, urlsplit(url).hostname or "", now)
-    if found.spki != seen or (found.nonce != nonce and form != "tinfoil"):
+    hardware = PROVIDERS[provider].read(raw, spki, nonce, urlsplit(url).hostname or "", now)
+    if hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
-    return replace(found, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
+    return replace(hardware, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 @attests.command(short_help="Note the machine that answers now in the policy's lock file.")
 def pin(
     url: Annotated[str, typer.Argument(help="The server.")],
-    policy: Policies,
+    policy: PolicyPath,
     collateral: Collateral = None,
-    certificate: Authority = None,
+    certificate: CertificatePath = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show the machine that answers at URL and, after a question, write it into POLICY.lock.
@@ -148,13 +150,13 @@ def pin(
     from milkglass.attest import policy as policies
 
     rules = policies.read(policy)
-    found = asyncio.run(asked(url, certificate, rules.evidence))
-    found = sources.with_collateral(found, sources.read_collateral(collateral))
-    machine, gpus, bound = evidence.verify(found, datetime.now(UTC))
+    hardware = asyncio.run(request_evidence(url, certificate, rules.evidence))
+    hardware = sources.with_collateral(hardware, sources.read_collateral(collateral))
+    machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC))
     if not machine.machine:
         raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")
-    known = policies.read_lock(policy)
-    verdict = policies.judge(rules, machine, gpus, bound, {**known, machine.machine: "now"})
+    pinned = policies.read_lock(policy)
+    verdict = policies.judge(rules, machine, gpus, bound, {**pinned, machine.machine: "now"})
     say("\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
@@ -168,10 +170,10 @@ def pin(
 def release(
     file: Annotated[Path, typer.Argument(help="The file, such as a key or rows.", show_default=False)],
     to: Annotated[str, typer.Option("--to", help="The server, such as https://gpu.example:8420.")],
-    policy: Policies,
+    policy: PolicyPath,
     name: Annotated[str | None, typer.Option(help="Its name there.  [default: the file's own]")] = None,
     collateral: Collateral = None,
-    certificate: Authority = None,
+    certificate: CertificatePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Send FILE to the job behind an address, sealed to a key that its hardware signed (HPKE, ML-KEM-768 with X25519).
@@ -183,15 +185,15 @@ def release(
     from milkglass.attest import policy as policies
 
     require_file(file, "give the file to be released")
-    called = sealing.require_name(name or file.name)
-    if (size := file.stat().st_size) > sealing.MAX_FILE:
-        raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE:,} are released", "split it")
+    released_name = sealing.require_name(name or file.name)
+    if (size := file.stat().st_size) > sealing.MAX_FILE_BYTES:
+        raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
     rules = policies.read(policy)
     if rules.server != to.rstrip("/"):
         raise UsageError(f"--to is {to}, and the policy is for {rules.server}", "give the policy of this server")
-    known, files = policies.read_lock(policy), sources.read_collateral(collateral)
+    pinned, collateral_files = policies.read_lock(policy), sources.read_collateral(collateral)
     keys = list[bytes]()
-    judged_by_policy = channels.verifier(rules, known, files)
+    judged_by_policy = channels.verifier(rules, pinned, collateral_files)
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         verdict = judged_by_policy(document, spki, nonce)
@@ -207,8 +209,8 @@ def release(
             await channel.admit(b"")
             if not keys[-1]:
                 raise AttestationError("sealing", f"{to} takes no files", "start it with --receive FOLDER")
-            sealed = sealing.seal(file.read_bytes(), keys[-1], called)
-            answer = await channel.send("POST", f"{channels.RELEASE}?name={called}", {}, sealed)
+            sealed = sealing.seal(file.read_bytes(), keys[-1], released_name)
+            answer = await channel.send("POST", f"{channels.RELEASE_PATH}?name={released_name}", {}, sealed)
             try:
                 await answer.aread()
                 return answer.status_code
@@ -219,7 +221,7 @@ def release(
 
     if (status := asyncio.run(work())) != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
-    emit(as_json, {"released": called, "to": to}, lambda: f"{called} is released to {to}")
+    emit(as_json, {"released": released_name, "to": to}, lambda: f"{released_name} is released to {to}")
 
 
 @attests.command(short_help="Get the makers' signed files for a recording; the only command that asks vendors.")
@@ -237,11 +239,11 @@ def fetch(
     """
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
-    from milkglass.attest.fetch import fetch as fetched
+    from milkglass.attest.fetch import fetch as fetch_files
 
     require_file(recording, "give a file that --record wrote")
-    found = asyncio.run(fetched(HardwareEvidence.parse(recording.read_bytes()), product))
+    collateral = asyncio.run(fetch_files(HardwareEvidence.parse(recording.read_bytes()), product))
     files.private_dir(out)
-    for name, content in found.items():
+    for name, content in collateral.items():
         files.write(out / name, content)
-    emit(as_json, {"files": sorted(found)}, lambda: f"{out}: {', '.join(sorted(found))}")
+    emit(as_json, {"files": sorted(collateral)}, lambda: f"{out}: {', '.join(sorted(collateral))}")

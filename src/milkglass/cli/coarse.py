@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 NAME = "coarse"
-BETTER = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
+BETTER_HINT = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
 UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
-CLASSIFIER = "train it to classify or to give scores: it cannot generate, since an id names no token"
+CLASSIFIER_HINT = "train it to classify or to give scores: it cannot generate, since an id names no token"
 PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
@@ -84,7 +84,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
-    usage.rated(path, {name: float(one) for name, one in asdict(rate).items()})
+    usage.rated(path, {name: float(value) for name, value in asdict(rate).items()})
 
 
 def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
@@ -93,5 +93,5 @@ def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
-    use = [CLASSIFIER] if key.info.kind == "decoder" else []
-    return [f"  {one}" for one in [symbols, *(rate_words(rate) if rate else []), *use]]
+    use = [CLASSIFIER_HINT] if key.info.kind == "decoder" else []
+    return [f"  {line}" for line in [symbols, *(rate_words(rate) if rate else []), *use]]

@@ -117,19 +117,19 @@ def encode(
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
-    texts, tokens, long, cuts = 0, 0, list[str](), truncate is True or (truncate is None and not text and not chat)
-    read = _lines(source)
+    texts, long, cuts = 0, list[str](), truncate is True or (truncate is None and not text and not chat)
+    lines = _lines(source)
     with at_work(as_json or source is None, "encode"), _writing(out) as sink:
-        rows = arguments(text, pair) if text else (input_row(place, line) for place, line in read)
+        rows = arguments(text, pair) if text else (input_row(place, line) for place, line in lines)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
-            encoded = _conversations if chat else _plainly
-            for document in encoded(codec, batch, max_length, cuts, long.append):
-                texts, tokens = texts + 1, tokens + len(document["ids"])
-                if as_json:
-                    documents.append(document)
-                else:
-                    sink.write(json.dumps(document["ids"]) + "\n")
+            encoded = list((_chat_documents if chat else _text_documents)(codec, batch, max_length, cuts, long.append))
+            unlocked.count(len(encoded), sum(len(document["ids"]) for document in encoded), note)  # before any is shown
+            texts += len(encoded)
+            if as_json:
+                documents += encoded
+            else:
+                sink.writelines(json.dumps(document["ids"]) + "\n" for document in encoded)
         if not texts:
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
@@ -138,7 +138,6 @@ def encode(
         more = f" and {len(long) - MAX_PLACES_SHOWN:,} more" if len(long) > MAX_PLACES_SHOWN else ""
         limit = min(codec.limit, max_length or codec.limit)
         note(f"cut to {limit} tokens: {', '.join(long[:MAX_PLACES_SHOWN])}{more}")
-    unlocked.count(texts, tokens, note)
 
 
 @with_options
@@ -159,14 +158,14 @@ def decode(
     from milkglass.client.codec.codec import codec_of
 
     codec = codec_of(key.open(), key.model)
-    read = _lines(source)
+    lines = _lines(source)
     with _writing(out) as sink:
-        lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in read if line.strip())
+        lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in lines if line.strip())
         documents = []
-        for one in lists:
-            decoded = codec.decode(one, skip_special=not special)
+        for numbers in lists:
+            decoded = codec.decode(numbers, skip_special=not special)
             if as_json:
-                documents.append({"text": decoded, "unknown": codec.count_unknown(one)})
+                documents.append({"text": decoded, "unknown": codec.count_unknown(numbers)})
             else:
                 sink.write((decoded if out else shown(decoded)) + "\n")
         if as_json:
@@ -194,21 +193,21 @@ def _training_rows(
     length = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, skip_long)
+        counts = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
-    info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,
-            "left_out": len(written.left_out)}  # fmt: skip
-    next_ = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
+    info = {"file": str(out), "task": train.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
+            "left_out": len(counts.left_out)}  # fmt: skip
+    hint = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
     emit(
         as_json,
         info,
-        f"wrote {out}: {written.rows:,} row{'' if written.rows == 1 else 's'}, {written.tokens:,} tokens; {next_}",
+        f"wrote {out}: {counts.rows:,} row{'' if counts.rows == 1 else 's'}, {counts.tokens:,} tokens; {hint}",
     )
 
 
-# --- inside -----------------------------------------------------------------------------------------------------------
-def _conversations(
+# --- parts ------------------------------------------------------------------------------------------------------------
+def _chat_documents(
     codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
 ) -> Iterator[dict[str, Any]]:
     """Yields the ids of conversations. `cut` receives the name of each that was cut."""
@@ -228,7 +227,7 @@ def _conversations(
         yield {"ids": ids}
 
 
-def _plainly(
+def _text_documents(
     codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
 ) -> Iterator[dict[str, Any]]:
     """Yields the ids of texts. `cut` receives the name of each that was cut."""
@@ -237,13 +236,13 @@ def _plainly(
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
     for number in encoded.long:
         cut(batch[number].name)
-    for number, one in enumerate(encoded.ids):
+    for number, row in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
-        yield {"ids": one.tolist(), **types}
+        yield {"ids": row.tolist(), **types}
 
 
 def _lists(words: list[str]) -> list[list[int]]:
-    """Arguments: JSON lists each of their own, or bare numbers that make one list."""
+    """Reads arguments: JSON lists each of their own, or bare numbers that make one list."""
     if any(word.lstrip().startswith("[") for word in words):
         return [_ids(f"argument {number}", word) for number, word in enumerate(words, 1)]
     return [_ids("what was given", "[" + ",".join(words) + "]")]
@@ -256,12 +255,13 @@ def _ids(name: str, text: str) -> list[int]:
         value = None
     if isinstance(value, dict):
         value = value.get("ids")
-    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
         raise CodecError(f"{name} is not a list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
     return value
 
 
 def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
+    """Yields the lines of a file or of stdin."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
     return input_lines(source, sys.stdin)
@@ -269,7 +269,7 @@ def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
 
 @contextmanager
 def _writing(out: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that appears under its name only when it is complete, for its owner's eyes."""
+    """Yields stdout, or a file that appears under its name only when it is complete, for its owner's eyes."""
     if out is None:
         yield sys.stdout
         return

@@ -100,7 +100,7 @@ def compare(
     from milkglass.compare.training import REPORTS, cut_words
     from milkglass.compare.ways import ComparisonSettings, chosen_ways
     from milkglass.rows.examples import Summary, checked, read_texts
-    from milkglass.server.jobs.needs import Shape
+    from milkglass.server.jobs.needs import ModelSizes
     from milkglass.server.spec import Hyperparameters, hyperparameters_of
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
@@ -145,7 +145,7 @@ def compare(
         say_read(file)
     training = Hyperparameters(**{**settings, **head, "seed": seed})
     if isinstance(rows, ChatRows) and base is not None:
-        training = training.fitted(len(Shape.of(base).layers))
+        training = training.fitted(len(ModelSizes.of(base).layers))
     often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // REPORTS))
     training = training.model_copy(update={"logging_steps": often})
     base = base or original(model)

@@ -25,12 +25,12 @@ def conformance(
             note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")
             if one.failure is not None:
                 note(f"      {one.failure}")
-    failed = [one for one in results if one.failure is not None]
+    failures = [result for result in results if result.failure is not None]
     emit(
         as_json,
-        {"package": package, "passed": not failed, "checks": [asdict(one) for one in results]},
-        f"{package}: {len(results) - len(failed)} of {len(results)} checks passed",
+        {"package": package, "passed": not failures, "checks": [asdict(result) for result in results]},
+        f"{package}: {len(results) - len(failures)} of {len(results)} checks passed",
     )
-    if failed:
-        names = ", ".join(sorted({one.entry for one in failed}))
+    if failures:
+        names = ", ".join(sorted({failure.entry for failure in failures}))
         raise PluginError(f"{package} fails in: {names}", "the lines above say what each check found")

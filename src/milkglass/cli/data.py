@@ -38,8 +38,8 @@ def data(
     anywhere; --hub fetches.
     """
     if name is None:
-        given = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
-        refuse_unused("to list the data sets", {**given, **changed(columns)})
+        options = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
+        refuse_unused("to list the data sets", {**options, **changed(columns)})
         _list(as_json)
         return
     if out is None:
@@ -57,7 +57,7 @@ def data(
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         refuse_unused("of a file of yours", {"--split": split})
-        _own(columns.file(Path(name)), out, rows, as_json)
+        _copy_own(columns.file(Path(name)), out, rows, as_json)
         return
     from milkglass.rows.sets import catalogue as sets
     from milkglass.rows.write import write
@@ -72,40 +72,42 @@ def data(
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 
-def _own(file: DataFile, out: Path, most: int | None, as_json: bool) -> None:
+def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> None:
     """Writes the user's own rows, and says which columns were read and which classes there are."""
     from milkglass.rows.examples import read_examples, read_texts, summarise
     from milkglass.rows.write import write
 
-    blank, empty, taken = list[int](), list[int](), file.taken()
+    blank, empty, columns = list[int](), list[int](), file.taken()
     # Pairs without labels, which a classifier is asked about, are no training data
-    read = read_texts if taken["label"] is None and taken["text_pair"] is not None else read_examples
-    count = write(read(file, blank=blank.append, empty=empty.append), out, most=most)
+    reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
+    count = write(reader(file, blank=blank.append, empty=empty.append), out, most=limit)
     say_skipped(file.name, len(blank), len(empty))
     columns_read = f"; {file.columns_read()}" if file.kind != ".txt" else ""
-    emit(as_json, {"out": str(out), "rows": count, "columns": taken}, f"{count:,} rows in {out}{columns_read}")
+    emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
     if as_json:
         return
-    if read is read_examples:
-        found = summarise(out)
-        if found.labels:
-            note(classes_found(found))
+    if reader is read_examples:
+        summary = summarise(out)
+        if summary.labels:
+            note(classes_found(summary))
             note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))} --quick")
-        elif found.kind == "chat":
+        elif summary.kind == "chat":
             note(f"next: milkglass compare demo:smollm2 {shlex.quote(str(out))} --quick")
 
 
 def _list(as_json: bool) -> None:
     from milkglass.rows.sets.catalogue import SETS
 
-    found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
+    source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in SETS.values()}
     result = [
-        {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
-         "metrics": list(one.metrics), "licence": one.licence, "published": found[one.name]}
-        for one in SETS.values()
+        {"name": entry.name, "task": entry.task, "splits": list(entry.splits), "labels": list(entry.labels),
+         "about": entry.about, "metrics": list(entry.metrics), "licence": entry.licence,
+         "published": source_of[entry.name]}
+        for entry in SETS.values()
     ]  # fmt: skip
     head = ("name", "task", "splits", "published", "licence", "about")
     rows = [
-        (one.name, one.task, ", ".join(one.splits), found[one.name], one.licence, one.about) for one in SETS.values()
+        (entry.name, entry.task, ", ".join(entry.splits), source_of[entry.name], entry.licence, entry.about)
+        for entry in SETS.values()
     ]
     emit(as_json, {"data_sets": result}, table([head, *rows]))

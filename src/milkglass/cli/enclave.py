@@ -39,7 +39,7 @@ NO_CORPUS = (
     "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
 )
-COUNTED = {"corpus": "your corpus", "word list": "a list of English words"}
+CORPUS_WORDS = {"corpus": "your corpus", "word list": "a list of English words"}
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
 Kind = Literal["process", "gramine-direct", "gramine-sgx"]
 enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
@@ -80,18 +80,18 @@ def fetch(
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
     from milkglass.attest.fetch import fetch as fetched
-    from milkglass.enclave.attestation import ATTESTED
+    from milkglass.enclave.attestation import ATTESTED_KIND
     from milkglass.enclave.enclave import Enclave
     from milkglass.enclave.gramine import require_signed
-    from milkglass.enclave.release import NONCE
+    from milkglass.enclave.release import NONCE_BYTES
 
-    require_signed(ATTESTED, folder)
-    with Enclave(ATTESTED, folder) as enclave:
-        _, quote = enclave.challenge(secrets.token_bytes(NONCE))
-    found = asyncio.run(fetched(HardwareEvidence("sgx", quote), None))
-    for name, content in found.items():
+    require_signed(ATTESTED_KIND, folder)
+    with Enclave(ATTESTED_KIND, folder) as enclave:
+        _, quote = enclave.challenge(secrets.token_bytes(NONCE_BYTES))
+    collateral_files = asyncio.run(fetched(HardwareEvidence("sgx", quote), None))
+    for name, content in collateral_files.items():
         files.write(folder / name, content)
-    emit(as_json, {"files": sorted(found)}, lambda: f"{folder}: {', '.join(sorted(found))}")
+    emit(as_json, {"files": sorted(collateral_files)}, lambda: f"{folder}: {', '.join(sorted(collateral_files))}")
 
 
 @enclaves.command(short_help="Build an enclave with the table of a provider.")
@@ -119,25 +119,25 @@ def build(
 
     if corpus is not None:
         enclave_folder.texts_of(corpus)  # refused before there is a folder
-    from milkglass.enclave.attestation import ATTESTED, NOT_ATTESTED
+    from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED
 
     server = _server(url, way.to(url))
     info = server.info()
-    if kind != ATTESTED:
+    if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        about, built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
+        sealed, enclave = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
     document = {
-        "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
-        "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
-        "sensitive_by": about.counted,
+        "enclave": str(out), "kind": sealed.kind, "attested": enclave.attested, "proof": enclave.proof,
+        "measurement": sealed.measurement, "model": sealed.model, "rows": info.vocabulary, "width": info.width, "k": k,
+        "sensitive_by": sealed.counted,
     }  # fmt: skip
     token = f" --token-file {shlex.quote(str(way.token_file))}" if way.token_file else ""
     words = (
-        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
-        f"{about.measurement[:16]}\n{built.proof}\n"
+        f"enclave of {sealed.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
+        f"{sealed.measurement[:16]}\n{enclave.proof}\n"
         f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
     emit(as_json, document, lambda: words)
@@ -155,24 +155,24 @@ def verify(
     """Start the enclave, check a new quote of it, open what was sealed for it, and report what it is and what holds."""
     from milkglass.enclave import folder as enclave_folder
 
-    about = enclave_folder.EnclaveAbout.read(folder)
+    enclave_info = enclave_folder.EnclaveAbout.read(folder)
     with enclave_folder.opened(folder) as enclave:
         if measurement is not None:
             enclave.attest(measurement.lower())
         table = enclave.about
         document = {
             "kind": enclave.kind, "attested": enclave.attested, "proof": enclave.proof,
-            "measurement": enclave.measurement, "model": about.model, "holds": enclave.holds,
+            "measurement": enclave.measurement, "model": enclave_info.model, "holds": enclave.holds,
             "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
-            "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": about.counted,
+            "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": enclave_info.counted,
         }  # fmt: skip
         words = [
             enclave.notice,
             f"measurement: {enclave.measurement}",
-            f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
+            f"table: {table['rows']:,} rows of width {table['width']} of {enclave_info.model}, opened",
             f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
             f"{duration(3600 * table['hours'])}",
-            f"sensitive tokens: the rarest 20 % by {COUNTED[about.counted]}",
+            f"sensitive tokens: the rarest 20 % by {CORPUS_WORDS[enclave_info.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(words))
 
@@ -204,25 +204,25 @@ def audit(
     if no_sanitize:
         refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
     require_audit(audited.out, audited.budget, audited.text, audited.public)
-    about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
+    enclave_info, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
     from milkglass.split.decoder import audit_scene
 
     settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
     base = original(model)
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)
-        staged = audit_scene.build(base, enclave, settings, about.k, files)
+        staged = audit_scene.build(base, enclave, settings, enclave_info.k, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
-    decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
-    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, done, audited.out, as_json)
+    decides = {"table": enclave_info.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
+    result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(context, result, audited.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
 def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
-    """The enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+    """Opens the enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
@@ -258,19 +258,20 @@ def generate_split(
     sampling: SplitSampling,
     as_json: bool,
 ) -> None:
-    """Generate an answer, which is shown while it comes."""
-    sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
-    kept = sent.private - sent.changed
+    """Generates an answer, which is shown while it comes."""
+    sanitized = _prompt(text, prompt, system, chat_template, instruction, sampling)
+    unchanged = sanitized.private - sanitized.changed
     note(
-        f"prompt: {sent.tokens} tokens, {sent.private} of your text: {sent.changed} of these were replaced, and "
-        f"{kept} cross as they are. Table and candidates are the provider's: it reads these, and may guess others"
+        f"prompt: {sanitized.tokens} tokens, {sanitized.private} of your text: {sanitized.changed} of these were "
+        f"replaced, and {unchanged} cross as they are. Table and candidates are the provider's: it reads these, and "
+        "may guess others"
     )
-    answer = show_pieces(text.text(sent, sampling), show=not as_json)
+    answer = show_pieces(text.text(sanitized, sampling), show=not as_json)
     if as_json:
         stream = text.streams[-1]
         document = {
-            "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
-            "replaced_tokens": sent.changed, "attested": text.enclave.attested, "proof": text.enclave.proof,
+            "text": answer, "prompt_tokens": sanitized.tokens, "private_tokens": sanitized.private,
+            "replaced_tokens": sanitized.changed, "attested": text.enclave.attested, "proof": text.enclave.proof,
             "bytes_sent": stream.sent, "bytes_received": stream.received,
         }  # fmt: skip
         say(json_text(document))
@@ -287,7 +288,7 @@ def _prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sent = text.conversation(messages, sampling, instruction)
+            sanitized = text.conversation(messages, sampling, instruction)
         except NoChatTemplate:
             if chat:
                 raise
@@ -297,7 +298,7 @@ def _prompt(
                 raise UsageError(
                     "--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw"
                 )
-            return sent
+            return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
     return text.prompt(prompt, instruction, sampling)

@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.ghost.selection import SelectionMethod
 
 
-FEW = 8  # texts, from which on the time that they take is announced
+MIN_TEXTS_TIMED = 8  # texts, from which on the time that they take is announced
 QUANTILES = (0.2, 0.4, 0.6, 0.8)  # of the lengths: of which texts are timed, so many at once as a part has
-FASTER = "--selection nearest takes seconds, and a model may learn less from such shadows"
+FASTER_HINT = "--selection nearest takes seconds, and a model may learn less from such shadows"
 OTHER_WAYS = {
     "random": "--selection random is not the paper's: a model learns least from shadows drawn at random (its Table 7)",
     "nearest": "--selection nearest is not the paper's: each token always has the same shadow, and a model may learn "
     "less (its Table 7)",
 }
-PLAIN = "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
+PLAIN_WARNING = (
+    "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
+)
 Model = Annotated[
     str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
 ]
@@ -55,7 +57,7 @@ Seed = Annotated[
         help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
     ),
 ]
-LARGE = 100_000_000  # bytes of updates, from which on their size is reported
+LARGE_UPDATE_BYTES = 100_000_000  # bytes of updates, from which on their size is reported
 federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
 
 
@@ -89,12 +91,12 @@ def prepare(
     folder = resolve(model)
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
-        note(PLAIN)
+        note(PLAIN_WARNING)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, selection, stage)
         if ghost is not None:
             _tell_time(ghost, [file], as_json)
-        with _resumed(out, plain):
+        with _resuming(out, plain):
             rows: SiteRows = made(file, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
@@ -116,20 +118,20 @@ def prepared(
     from milkglass.rows.examples import summarise
 
     begin(into, files, seed)
-    left = {name: path for name, path in files.items() if not (into / name).exists()}
+    unfinished = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
-        if name not in left:
+        if name not in unfinished:
             matches(files[name], into / name, labels, None if plain else selection, model)
             remove_finished(into / name)
-    ghost = None if plain or not left else _ghost(model, selection, stage)
+    ghost = None if plain or not unfinished else _ghost(model, selection, stage)
     if ghost is not None:
-        _tell_time(ghost, list(left.values()), as_json)
-    for name, path in left.items():
-        with _resumed(into / name, plain):
+        _tell_time(ghost, list(unfinished.values()), as_json)
+    for name, path in unfinished.items():
+        with _resuming(into / name, plain):
             prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
 
 
-def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
+def _resuming(site: Path, plain: bool) -> AbstractContextManager[None]:
     """Reports what an interruption left, and what another one leaves."""
     from milkglass.federated.ghost_stage import parts_folder
 
@@ -152,18 +154,18 @@ def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
 
 
 def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
-    """How long a selection by hidden states will take, by that of a few texts, which are done again later."""
+    """Says how long a selection by hidden states will take, by that of a few texts, which are done again later."""
     from milkglass.rows.examples import read_examples
 
-    texts = sorted((one.text for source in sources for one in read_examples(source)), key=len)
-    if as_json or ghost.selection.way != "states" or len(texts) < FEW:
+    texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)
+    if as_json or ghost.selection.way != "states" or len(texts) < MIN_TEXTS_TIMED:
         return
     sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
     ghost.encode(texts)  # one that is too long is refused before
-    started = time.monotonic()
+    begin = time.monotonic()
     ghost.sanitize(sample)
-    seconds = (time.monotonic() - started) / len(sample) * len(texts)
-    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER}")
+    seconds = (time.monotonic() - begin) / len(sample) * len(texts)
+    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER_HINT}")
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
-    started = time.monotonic()
+    begin = time.monotonic()
     from milkglass.federated.checks import GhostDemand
     from milkglass.federated.prepare import files_of, labels_of
     from milkglass.federated.rows import report_of
@@ -211,7 +213,7 @@ def run(
     for option, value in (("--rounds", rounds), ("--batch-size", batch_size), ("--minimum", minimum)):
         Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
-    selected = gradient_defence_named(shield)
+    defence = gradient_defence_named(shield)
     require_ours(out)
     require_writable(out)
     paths = files_of(sites)
@@ -224,61 +226,62 @@ def run(
     digest = Checkpoint.open(folder).digest()
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
-        note(PLAIN)
+        note(PLAIN_WARNING)
     with bars(as_json) as stage:
         prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
-        there = [Site(name, out / "sites" / name, selected) for name in files]
-        job, weights = job_of(digest, there, training, len(labels), seed or 0), weights_of(step)
-        about = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
-        done = FederatedRun.open(out, job, weights, about)
-        if done.done and not as_json:
-            note(f"going on after round {len(done.done)}")
-        left = max(0, rounds - len(done.done))
-        size = left * len(there) * sum(one.numel() * one.element_size() for one in weights.values())
-        if size > LARGE and not as_json:
+        prepared_sites = [Site(name, out / "sites" / name, defence) for name in files]
+        job, weights = job_of(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
+        settings = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
+        state = FederatedRun.open(out, job, weights, settings)
+        if state.done and not as_json:
+            note(f"going on after round {len(state.done)}")
+        rounds_left = max(0, rounds - len(state.done))
+        update_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
+        size = rounds_left * len(prepared_sites) * update_bytes
+        if size > LARGE_UPDATE_BYTES and not as_json:
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
-        progress = stage("train", left)
-        in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest, way=selection))
+        progress = stage("train", rounds_left)
+        in_process = InProcessSites(prepared_sites, step, None if plain else GhostDemand(folder, digest, way=selection))
         with resumable(out, "finished rounds are"):
-            done = train(done, in_process, step, training, note, progress)
+            state = train(state, in_process, step, training, note, progress)
     document = {
-        "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
+        "out": str(out), "method": method, "rounds": len(state.done), "sites": list(files), "classes": len(labels),
         "ghost": not plain, "selection": None if plain else selection,
-        "shield": selected.name, "shield_parameters": name_and_parameters(selected),
-        "shield_guarantee": promised(selected.guarantee, seed is not None),
-        "shield_spent": promised(selected.spent(len(done.done)), seed is not None),
-        "ghost_reports": {one.name: report_of(one.folder) for one in there},
-        "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
-        "losses": [one.loss for one in done.done],
-        "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
+        "shield": defence.name, "shield_parameters": name_and_parameters(defence),
+        "shield_guarantee": promised(defence.guarantee, seed is not None),
+        "shield_spent": promised(defence.spent(len(state.done)), seed is not None),
+        "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
+        "missing": [list(record.missing) for record in state.done],
+        "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],
+        "weights": str(state.place), "seconds": round(time.monotonic() - begin, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))
     audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
-    emit(as_json, document, lambda: _page(document, done, audit))
+    emit(as_json, document, lambda: _page(document, state, audit))
 
 
-def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
+def _page(document: dict[str, Any], training: FederatedRun, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    for number, one in enumerate(done.done, start=1):
-        loss = "unknown" if one.loss is None else f"{one.loss:.4f}"
-        rows.append((str(number), loss, f"{one.length:.4g}", ", ".join(one.missing) or "none"))
-    passed = "nothing: the texts are unchanged (--plain)"
+    for number, record in enumerate(training.done, start=1):
+        loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
+        rows.append((str(number), loss, f"{record.length:.4g}", ", ".join(record.missing) or "none"))
+    crossing = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
-        passed = f"ghost, selection {document['selection']}"
+        crossing = f"ghost, selection {document['selection']}"
     reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
-    spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
-    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"
+    spent_words = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
+    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent_words}"
     whose = "the shadows in " if document["ghost"] else ""
     return "\n".join(
         [
-            f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{len(training.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
             f"{duration(document['seconds'])}",
             table(rows),
-            f"before the gradients: {passed}; guarantee: none",
+            f"before the gradients: {crossing}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
             f"loss: nats a text, of {whose}each round's first batches; no site sends it",
             f"on the gradients: {document['shield_parameters']}; {promise}",
@@ -292,10 +295,10 @@ def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
 def _require_all(files: Mapping[str, Path], out: Path) -> None:
     """Raises UsageError where a run was begun with a site whose file is missing."""
     prepared = out / "sites"
-    begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
-    if gone := [name for name in begun if name not in files and not name.startswith(".")]:
+    prepared_names = sorted(path.name for path in prepared.iterdir() if path.is_dir()) if prepared.is_dir() else []
+    if missing := [name for name in prepared_names if name not in files and not name.startswith(".")]:
         raise UsageError(
-            f"the run was begun with {', '.join(gone)}, whose file is missing",
+            f"the run was begun with {', '.join(missing)}, whose file is missing",
             "restore the file, or give a new folder for a run without that site",
         )
 

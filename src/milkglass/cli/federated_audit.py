@@ -82,19 +82,19 @@ def audit(
 
     require_begun(run)
     with at_work(as_json):
-        file, other = columns.texts(text), columns.others(public)
-        result, read = _leakage(run, model, site, file, other, rows, attacks, shield, budget, seed, as_json)
-    _write(result, read, out, readings, page)
+        file, public_file = columns.texts(text), columns.others(public)
+        result, texts_read = _leakage(run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json)
+    _write(result, texts_read, out, readings, page)
     paths = {"figures": out, "what was read, private": readings, "the page, private": page}
     emit(as_json, result.to_json(), lambda: _text(result, paths))
 
 
 def _leakage(
-    run: Path, model: str, site: str, file: DataFile, other: DataFile | None, rows: Path | None, attacks: str | None,
+    run: Path, model: str, site: str, file: DataFile, others: DataFile | None, rows: Path | None, attacks: str | None,
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
     """Attacks the updates of a site, and returns the figures and what was read."""
-    names = None if attacks is None else [one.strip() for one in attacks.split(",")]
+    names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
@@ -104,15 +104,15 @@ def _leakage(
     from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
-    defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
-    own = SiteTexts(file, rows or run / "sites" / site, folder)
+    defence, source, folder = gradient_defence_named(shield), _source(others), resolve(model)
+    site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
-        audited = AuditedSite(RecordedRun(run, site, folder), own, opened(folder)[0], source, defence)
-        result, read = leakage(
+        audited = AuditedSite(RecordedRun(run, site, folder), site_texts, opened(folder)[0], source, defence)
+        result, texts_read = leakage(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
-    return result, read
+    return result, texts_read
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -120,22 +120,24 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
     from milkglass.federated.prepare import require_name
 
     require_name(site)
-    here = run / "sites"
-    if rows is not None or (here / site).is_dir():
+    sites = run / "sites"
+    if rows is not None or (sites / site).is_dir():
         return
-    if _unfinished(here, site):
+    if _unfinished(sites, site):
         raise UsageError(
             f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
             "run the same `milkglass federated run` command again",
         )
-    folders = here.iterdir() if here.is_dir() else []
-    names = sorted(one.name for one in folders if one.is_dir() and not one.name.startswith("."))  # else a temporary one
+    folders = sites.iterdir() if sites.is_dir() else []
+    names = sorted(
+        folder.name for folder in folders if folder.is_dir() and not folder.name.startswith(".")
+    )  # else a temporary one
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
 def _unfinished(sites: Path, site: str) -> bool:
-    """Whether the run was begun with this site, whose rows are not there yet."""
+    """Returns whether the run was begun with this site, whose rows are not there yet."""
     from milkglass.federated.ghost_stage import BEGUN, parts_folder
     from milkglass.models.checkpoint import read_json
 
@@ -154,14 +156,18 @@ def _source(public: DataFile | None) -> PublicSource:
     if public is None:
         return PublicSource()
     texts = [
-        " ".join([one.text, one.pair or "", *(message["content"] for message in one.messages)]).strip()
-        for one in examples_of(public)
+        " ".join([example.text, example.pair or "", *(message["content"] for message in example.messages)]).strip()
+        for example in examples_of(public)
     ]
     return PublicSource(texts, public.name)
 
 
 def _write(
-    result: UpdateAudit, read: Sequence[Mapping[str, Any]], out: Path | None, readings: Path | None, page: Path | None
+    result: UpdateAudit,
+    texts_read: Sequence[Mapping[str, Any]],
+    out: Path | None,
+    readings: Path | None,
+    page: Path | None,
 ) -> None:
     from milkglass import files
     from milkglass.audit.updates.page import render
@@ -169,23 +175,23 @@ def _write(
     if out is not None:
         files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
-        files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in read))
+        files.write(readings, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts_read))
     if page is not None:
-        files.write(page, render(result, read))
+        files.write(page, render(result, texts_read))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
     lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {one}" for one in result.notes()]
-    lines += [f"{what}: {path}" for what, path in files.items() if path is not None]
+    lines += [f"- {note}" for note in result.notes()]
+    lines += [f"{label}: {path}" for label, path in files.items() if path is not None]
     return "\n".join(lines)
 
 
 def _table(result: UpdateAudit) -> str:
     head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
     columns = len(head) if result.ghost else 3
-    return table([head[:columns], *(_row(one)[:columns] for one in result.done)])
+    return table([head[:columns], *(_row(outcome)[:columns] for outcome in result.done)])
 
 
 def _row(one: UpdateResult) -> tuple[str, ...]:

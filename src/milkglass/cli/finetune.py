@@ -110,12 +110,12 @@ def finetune(
     unlocked = key.open()
     with ExitStack() as working:
         working.enter_context(at_work(as_json))
-        train, about = columns.training(data, task)
-        judged = None if validation is None else columns.training(validation, about.task)[0]
+        train, summary = columns.training(data, task)
+        test = None if validation is None else columns.training(validation, summary.task)[0]
         session = working.enter_context(open_session(key, server, unlocked))
         with bars(as_json) as stage:
             job = session.finetune(
-                model_id, train, validation=judged, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,
+                model_id, train, validation=test, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,
                 stage=stage,
                 **hyperparameters,
             )  # fmt: skip
@@ -123,9 +123,9 @@ def finetune(
             emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server, key))
             return
         use = "generate" if job.task == "causal-lm" else "classify"
-        most = partial(_largest, session.unlocked, key.model)
+        largest = partial(_largest, session.unlocked, key.model)
         names = session.unlocked.key.info.labels_by_job.get(job.id, {})
-        finish(session.remote, job.id, fetch, server, as_json, (use, key), most, names)
+        finish(session.remote, job.id, fetch, server, as_json, (use, key), largest, names)
 
 
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:

@@ -25,7 +25,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import at_work, bars, json_text, note, say, show_classified, show_pieces
-from milkglass.cli.ui.text_input import to_classify
+from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 from milkglass.rows.lines import InputRow, paired, refusals_naming_rows
 
@@ -103,7 +103,7 @@ def classify(
         words = [*([] if model_id is None else [model_id]), *(text or [])]
         if words and source:
             raise UsageError("texts and --in were both given", "give one of them")
-        rows = to_classify(words, source, columns, id_column)
+        rows = texts_to_classify(words, source, columns, id_column)
         _classify_here(local, rows, paired(rows, pair), as_json)
         return
     if model_id is None:
@@ -111,7 +111,7 @@ def classify(
     if key.key is None:
         raise UsageError("--key is missing", "give the key file, or --local FOLDER for a model that `compare` kept")
     unlocked = key.open()
-    rows = to_classify(text, source, columns, id_column)
+    rows = texts_to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
@@ -124,7 +124,7 @@ def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] 
     from milkglass.compare.keep import answers
 
     predictions = answers(folder, [row.text for row in rows], pairs)
-    results = [Classified(one.label, one.probabilities, one.score) for one in predictions]
+    results = [Classified(prediction.label, prediction.probabilities, prediction.score) for prediction in predictions]
     show_classified(results, as_json, [row.output_id for row in rows])
 
 
@@ -179,7 +179,7 @@ def generate(
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
-        _say_own(session)
+        _say_sampling(session)
         answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
         show_pieces(answer, show=not as_json)
     if as_json:
@@ -215,8 +215,8 @@ def chat(
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)
         with split_text(split, server) as running:
-            warmth, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
-            _talk(running.chat(system, sampling_of(max_tokens, warmth, mass, top_k, seed)))
+            chat_temperature, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
+            _talk(running.chat(system, sampling_of(max_tokens, chat_temperature, mass, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
@@ -224,23 +224,23 @@ def chat(
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
-        _say_own(session)
+        _say_sampling(session)
         sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).completed(session.codec.sampling.values)
-        usual = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
-        _talk(session.chat(model_id, system, sampling.completed(usual)))
+        defaults = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
+        _talk(session.chat(model_id, system, sampling.completed(defaults)))
 
 
 def _require_split(key: KeyOptions, split: SplitOptions) -> None:
     """Raises UsageError for options of a key, which a split model has not, and for a budget of no sanitizer."""
-    own = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
-    refuse_unused("with --split", own)
+    key_options = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
+    refuse_unused("with --split", key_options)
     if split.no_sanitize:
         options = changed(split)
         refuse_unused("with --no-sanitize", {name: options.get(name) for name in ("--epsilon", "--p")})
 
 
-def _say_own(session: Session) -> None:
-    """How answers are drawn where the options leave it open, if the model says it."""
+def _say_sampling(session: Session) -> None:
+    """Says how answers are drawn where the options leave it open, if the model says it."""
     if shown := session.codec.sampling.shown:
         note(f"drawn, where no option says otherwise, with {shown} (the model's generation_config.json)")
     if left_out := session.codec.sampling.left_out:
@@ -256,7 +256,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _turn(conversation: Conversation, line: str) -> None:
-    """One more turn. Where it fails, or is interrupted, the conversation is unchanged: the person may try again."""
+    """Asks once more. If that fails or is interrupted, the conversation is unchanged: the person may try again."""
     try:
         with closing(conversation.say(line)) as pieces:
             if show_pieces(pieces):

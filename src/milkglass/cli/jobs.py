@@ -48,8 +48,8 @@ def job(
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
     refuse_unused("without --delete", {} if delete else {"--yes": yes})
     if not (follow or fetch):
-        own = {"--key": key.key, "--passphrase-file": key.passphrase_file}
-        refuse_unused("without --follow or --fetch", {**own, "--model": key.model})
+        key_options = {"--key": key.key, "--passphrase-file": key.passphrase_file}
+        refuse_unused("without --follow or --fetch", {**key_options, "--model": key.model})
     refuse_unused("without --key", {} if key.key else {"--passphrase-file": key.passphrase_file, "--model": key.model})
     from milkglass.client.remote.remote import JOBS
 
@@ -68,14 +68,16 @@ def job(
         if cancel:
             remote.cancel(job_id)
             state = remote.job(job_id)
-    shown = _document(state)
-    words = [("id", cell(shown["id"])), ("model", cell(shown["model"])), ("status", cell(shown["status"]))]
-    words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
-    words += [(name, f"{shown['metrics'][name]:.4f}") for name in NUMBERS if shown["metrics"].get(name) is not None]
-    error = (shown["error"] or {}).get("message") or ""
-    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
-    words += [("next", f"milkglass job {job_id} --resume --follow {server}")] if shown["resumable"] is True else []
-    emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
+    document = _document(state)
+    words = [("id", cell(document["id"])), ("model", cell(document["model"])), ("status", cell(document["status"]))]
+    words += [("steps", steps_of(document["progress"])), ("loss", _loss(document["progress"]))]
+    words += [
+        (name, f"{document['metrics'][name]:.4f}") for name in NUMBERS if document["metrics"].get(name) is not None
+    ]
+    error = (document["error"] or {}).get("message") or ""
+    words += [("fine_tuned_model", document["fine_tuned_model"] or ""), ("error", error)]
+    words += [("next", f"milkglass job {job_id} --resume --follow {server}")] if document["resumable"] is True else []
+    emit(as_json, document, "\n".join(f"{name}: {value}" for name, value in words if value))
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original, require_file
-from milkglass.cli.ui.passphrase import VARIABLE, another_passphrase, require_another
+from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 
-NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
-FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
-SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
-ALIKE = (
+NOT_MEASURED = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
+NEW_KEY_HINT = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+READ_SEPARATELY = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+SAME_EXCHANGE = (
     "a text that is sent again is sent equally; texts that are nearly the same tell of each other: what stands in many "
     "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
 )
 
-EQUALLY = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
-LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
+EXCHANGED_ALIKE = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
+LOSS_WARNING = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
     help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
 KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
-READS = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
+CODEC_WARNING = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
 
 @keys.command()
@@ -56,10 +56,12 @@ def status(
     from milkglass.client.key.file import require_key_file
 
     require_key_file(key)
-    used = usage.read(key)
-    passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
-    fields = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
-    emit(as_json, {"key": str(key), **fields, "passed": passed}, lambda: usage_text(used))
+    spent = usage.read(key)
+    thresholds = [
+        {"attacker": attacker, "share": share, "tokens": tokens} for attacker, share, tokens in spent.passed()
+    ]
+    fields = {name: value for name, value in asdict(spent).items() if value or name not in ("rate", "audits")}
+    emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(spent))
 
 
 @keys.command("for-job")
@@ -99,59 +101,63 @@ def for_job(
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, word, weak=True)
     usage.derived(out, key)
-    note(LOSS.format(key=key))
+    note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
-        note(EQUALLY.format(key=key))
+        note(EXCHANGED_ALIKE.format(key=key))
     document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
 
-def usage_text(used: usage.Usage) -> str:
+def usage_text(spent: usage.Usage) -> str:
     lines = [
-        f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts, repeated ones too"
+        f"encoded under this key, on this machine: {spent.tokens:,} tokens in {spent.texts:,} texts, repeated ones too"
     ]
-    if used.rate:
-        lines += rate_words(used.rate)
-    if used.parent:
-        gone = "" if Path(used.parent).is_file() else ", which is not there: what this key encodes is not counted there"
-        lines.append(f"made for a job from {used.parent}{gone}")
-    if used.jobs:
-        spread = sum(used.jobs.values())
-        own = "" if used.rate else ", each its own cipher"
-        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
-        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
-    if used.rate:
-        return "\n".join([*lines, ALIKE if used.rate.get("epsilon") else SEPARATE, *audits(used)])
-    lines += audits(used)
-    if not used.measured:
-        return "\n".join([*lines, NEVER])
+    if spent.rate:
+        lines += rate_words(spent.rate)
+    if spent.parent:
+        absence = (
+            "" if Path(spent.parent).is_file() else ", which is not there: what this key encodes is not counted there"
+        )
+        lines.append(f"made for a job from {spent.parent}{absence}")
+    if spent.jobs:
+        spread = sum(spent.jobs.values())
+        cipher_words = "" if spent.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {spread:,} tokens{cipher_words}")
+        lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in spent.jobs.items())]))
+    if spent.rate:
+        return "\n".join([*lines, SAME_EXCHANGE if spent.rate.get("epsilon") else READ_SEPARATELY, *audits(spent)])
+    lines += audits(spent)
+    if not spent.measured:
+        return "\n".join([*lines, NOT_MEASURED])
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
-    for who, shares in used.spent.items():
+    for attacker, shares in spent.spent.items():
         for share, tokens in shares.items():
-            rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
-    none = (
-        f"with up to {used.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
+            rows.append((attacker, share, f"{tokens:,} tokens", "passed" if spent.tokens >= tokens else ""))
+    no_attack = (
+        f"with up to {spent.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
     )
-    lines.append(table(rows) if len(rows) > 1 else none)
-    if used.tokens > used.measured:
-        lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
-    return "\n".join([*lines, *warning(used)])
+    lines.append(table(rows) if len(rows) > 1 else no_attack)
+    if spent.tokens > spent.measured:
+        lines.append(f"audits went up to {spent.measured:,} tokens: more is encoded by now, audit again")
+    return "\n".join([*lines, *warning(spent)])
 
 
-def audits(used: usage.Usage) -> list[str]:
-    """What each audit found; of older versions only when the last one was."""
-    if not used.audits:
-        return [f"last audit: {moment(used.audited)}"] if used.audited else []
+def audits(spent: usage.Usage) -> list[str]:
+    """Returns what each audit found; of older versions only when the last one was."""
+    if not spent.audits:
+        return [f"last audit: {moment(spent.audited)}"] if spent.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
-    for one in used.audits:
-        least = "" if one["finished"] else "at least "
-        shares = ("-" if one[name] is None else f"{least}{100 * one[name]:.1f} %" for name in ("tokens", "content"))
-        rows.append((moment(one["at"]), f"{one['texts']:,}", *shares, "" if one["finished"] else "not finished"))
+    for audit in spent.audits:
+        prefix = "" if audit["finished"] else "at least "
+        shares = (
+            "-" if audit[name] is None else f"{prefix}{100 * audit[name]:.1f} %" for name in ("tokens", "content")
+        )
+        rows.append((moment(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished"))
     return [table(rows)]
 
 
 def rate_words(rate: Mapping[str, float]) -> list[str]:
-    """What a coarse vocabulary lets through."""
+    """Returns lines that say what a coarse vocabulary lets through."""
     lines = [
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
         f"{' on average' if rate.get('epsilon') else ''}; "
@@ -174,11 +180,12 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def warning(used: usage.Usage) -> list[str]:
-    """What to say when the budget that audits measured is spent."""
+def warning(spent: usage.Usage) -> list[str]:
+    """Returns what to say when the budget that audits measured is spent."""
     return [
-        f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
-        for who, share, tokens in used.passed()
+        f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
+        f"{NEW_KEY_HINT}"
+        for attacker, share, tokens in spent.passed()
     ]
 
 
@@ -206,13 +213,13 @@ def for_codec(
 
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
-    fresh = another_passphrase(new_passphrase_file, generate, unlocked)
-    if UnlockedKey.new(out, codec, fresh).again().identifier != unlocked.key.identifier:
+    new = another_passphrase(new_passphrase_file, generate, unlocked)
+    if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.handed_on(out, key)
-    note(READS)
+    note(CODEC_WARNING)
     if codec.info.responses is not None:
-        note(EQUALLY.format(key=key))
+        note(EXCHANGED_ALIKE.format(key=key))
     emit(
         as_json, {"codec": str(out), "key": str(key), "key_id": codec.identifier}, f"wrote the codec of {key} to {out}"
     )
@@ -226,12 +233,12 @@ def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson =
     emit(
         as_json,
         document,
-        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(one)}" for name, one in document.items()),
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(value)}" for name, value in document.items()),
     )
 
 
 def shown(unlocked: UnlockedKey) -> dict[str, Any]:
-    """Nothing here reads a text or makes the key again. Label names are private, so that they are counted."""
+    """Returns what may be shown of a key: it reads no text and makes no key. Label names are private: only counted."""
     key, info = unlocked.key, unlocked.key.info
     jobs = {**info.labels_by_job, **info.scales_by_job}
     return {
@@ -253,7 +260,7 @@ def shown(unlocked: UnlockedKey) -> dict[str, Any]:
 def _word(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(
-            str(one) if name == "name" else f"{name}={one}" for name, one in value.items() if one is not None
+            str(item) if name == "name" else f"{name}={item}" for name, item in value.items() if item is not None
         )
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
@@ -309,13 +316,13 @@ def rotate(
     require_another(new_passphrase_file)
     from milkglass.client.key.file import leftovers
 
-    left = leftovers(key)
+    leftover_files = leftovers(key)
     unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
-    for one in left:
-        does = f"{one} cannot be removed: remove it" if one.exists() else f"removed {one}"
+    for leftover_file in leftover_files:
+        does = f"{leftover_file} cannot be removed: remove it" if leftover_file.exists() else f"removed {leftover_file}"
         note(f"{does}, which a command left that was ended while it wrote the key")
     unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
-    if os.environ.get(VARIABLE):
-        note(f"{VARIABLE} still holds the old passphrase: give commands the new one")
+    if os.environ.get(PASSPHRASE_VARIABLE):
+        note(f"{PASSPHRASE_VARIABLE} still holds the old passphrase: give commands the new one")
     emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")

@@ -34,7 +34,7 @@ from milkglass.cli.sanitize import sanitize
 from milkglass.cli.scrambled import export, train_config, verify
 from milkglass.cli.serve import serve
 from milkglass.cli.split import splits
-from milkglass.cli.ui.terminal import INTERRUPTED, WIDEST, note_apart, report
+from milkglass.cli.ui.terminal import INTERRUPTED, MAX_CELL_LETTERS, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing
 from milkglass.system import keep_private
@@ -77,9 +77,9 @@ class Commands(TyperGroup):
             code = INTERRUPTED
         except Exception as error:
             # typer's own usage errors carry a message for people; anything else is a fault of ours and stays loud.
-            if (refused := refused_value(error)) is not None:
-                report(refused, as_json)
-                raise typer.Exit(refused.exit_code) from None
+            if (refusal := refused_value(error)) is not None:
+                report(refusal, as_json)
+                raise typer.Exit(refusal.exit_code) from None
             message = getattr(error, "format_message", None)
             if not (as_json and callable(message)):
                 raise
@@ -101,10 +101,10 @@ def refused_value(error: Exception) -> UsageError | None:
     from milkglass.server.spec import needed
 
     fault = cause.errors()[0]
-    name, value, rule = max(param.opts, key=len), str(fault["input"])[:WIDEST], needed(fault)
+    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
     number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
-    shown = repr(value) if number else value
-    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown}, {rule}", "see --help")
+    shown_value = repr(value) if number else value
+    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown_value}, {rule}", "see --help")
 
 
 app = typer.Typer(
@@ -118,8 +118,8 @@ app = typer.Typer(
 )
 
 
-def _version(expected: bool) -> None:
-    if expected:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"milkglass {version('milkglass')}")

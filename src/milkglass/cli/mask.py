@@ -8,7 +8,7 @@ from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
 from milkglass.rows.blocks import FileShape
 
-PRESIDIO = 0.35  # the least score of what is masked: telephone numbers have 0.4
+DEFAULT_MIN_SCORE = 0.35  # the least score of what is masked: telephone numbers have 0.4
 
 
 def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: bool) -> None:
@@ -32,15 +32,17 @@ def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: b
 
 def least_of(words: list[str]) -> float:
     """Returns the least score that `--set least=NUMBER` gives. Raises UsageError."""
-    least = PRESIDIO
+    min_score = DEFAULT_MIN_SCORE
     for word in words:
         name, _, value = word.partition("=")
         if name != "least":
             raise UsageError(f"mask has no parameter {name!r}", "it has least, the least score of what is masked")
         try:
-            least = float(value)
+            min_score = float(value)
         except ValueError:
-            least = -1.0
-        if not 0 <= least <= 1:
-            raise UsageError(f"least is {value!r}, a number from 0 to 1 is needed", f"{PRESIDIO} is the default")
-    return least
+            min_score = -1.0
+        if not 0 <= min_score <= 1:
+            raise UsageError(
+                f"least is {value!r}, a number from 0 to 1 is needed", f"{DEFAULT_MIN_SCORE} is the default"
+            )
+    return min_score

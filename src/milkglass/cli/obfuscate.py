@@ -32,6 +32,7 @@ from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_
 from milkglass.cli.ui.terminal import bars, emit, note, note_apart
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
+from milkglass.files import partial_folder
 from milkglass.progress import duration
 
 if TYPE_CHECKING:
@@ -45,22 +46,22 @@ if TYPE_CHECKING:
     from milkglass.schemes.scheme import Scheme
 
 
-LOSS = (
+LOSS_WARNING = (
     "made a new key: {path}\n"
     "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
     "  Keep a copy of it somewhere safe, and never give it to the server."
 )
-UNTUNED = (
+UNTUNED_NOTE = (
     "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
 )
-UNMIXED = (
+UNMIXED_WARNING = (
     "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
 )
-PLUS = (
+PLUS_NOTE = (
     "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
     "make up for in fine-tuning;\n  anyone with the public model undoes this in seconds"
 )
-HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
+LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
 def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
@@ -68,22 +69,22 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
 
     key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {HONEST}"]
+        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
-        return [start, f"  {_permuted(key)}", f"  {broken}"]
+        return [start, f"  {_permutation_words(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
         start,
-        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {_permutation_words(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
-        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
-        f"  {HONEST}",
+        *([] if promise.condition is None else [f"  {PLUS_NOTE.format(promise.condition)}"]),
+        f"  {LIMITS_NOTE}",
     ]
 
 
-def _permuted(key: Key) -> str:
+def _permutation_words(key: Key) -> str:
     tokens = len(key.first)
     if len(key.sigma) > tokens:
         return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
@@ -103,17 +104,19 @@ def next_steps(
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    named = out.name if is_plain(out.name) else None
-    upload = f"milkglass upload {folder} {f'--name {named} ' if named else ''}{opens} --server {server}{token}"
+    folder_name = out.name if is_plain(out.name) else None
+    upload = (
+        f"milkglass upload {folder} {f'--name {folder_name} ' if folder_name else ''}{opens} --server {server}{token}"
+    )
     rows = f"{shlex.quote(str(data))}{columns}"
-    tune = f"then: milkglass finetune {named or 'MODEL'} {rows} {opens} --server {server}{token}"
+    tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {opens} --server {server}{token}"
     trained = [tune] if data is not None else []
     answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
     proxy = [f"then: milkglass proxy {opens} --server {server}{token}"] if answers else []
     if scheme_of(key).broken:
         public = [f"to try it with public text: {upload}", *proxy] if answers else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
-    lines = [f"  {UNTUNED if scheme_of(key).k > 1 or key.shares else UNMIXED}"]
+    lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.shares else UNMIXED_WARNING}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
@@ -180,11 +183,11 @@ def obfuscate(
     as_json: AsJson = False,
 ) -> None:
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
-    started = time.monotonic()
+    begin = time.monotonic()
     if generate_passphrase and key.exists():
-        begun = "; an interrupted run goes on then" if _unfinished(out).exists() else ""
+        resumption = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
-        raise UsageError(fault, f"leave --generate-passphrase out{begun}")
+        raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
     refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
@@ -194,65 +197,67 @@ def obfuscate(
     from milkglass.models.families import architecture_of
 
     band_file = _band_file(bands, band_text, columns)
-    short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
-    selected = _selected(scheme or "obfuslm", words or [], short)
+    scheme_options = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
+    chosen = _scheme_parameters(scheme or "obfuslm", words or [], scheme_options)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
     # the question. One that is generated is written last: where anything else is refused, no file of it is left.
-    old = _existing(key, passphrase_file)
+    existing = _existing(key, passphrase_file)
     files.require_fit(scheme, key)
     with _resumable(key, new_key or generate_passphrase):
         passphrase = ""
-        if old is None and not generate_passphrase:
+        if existing is None and not generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase)
         files.require()
         folder = _folder(model, as_json)
         base = Checkpoint.open(folder)
         if band_file is not None:
-            selected["bands"] = _bands(base, bands, band_file)
+            chosen["bands"] = _bands(base, bands, band_file)
         ref = kept_name(model, folder)
-        requested_scheme = scheme_for(base, scheme or "obfuslm", **selected)
-        if old is not None:
-            _require_same(old, scheme, selected, out)
-        expected = requested_scheme if old is None else scheme_of(old.key)
-        require_scramblable(base, expected, delta)
-        require_room(base, expected, out, delta)
-        for said in filter(None, [assumed(base)]):
-            note(said)
-        texts = files.read(base) if old is None and files.data is not None else None
-        if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
+        requested_scheme = scheme_for(base, scheme or "obfuslm", **chosen)
+        if existing is not None:
+            _require_same(existing, scheme, chosen, out)
+        final_scheme = requested_scheme if existing is None else scheme_of(existing.key)
+        require_scramblable(base, final_scheme, delta)
+        require_room(base, final_scheme, out, delta)
+        for remark in filter(None, [assumed(base)]):
+            note(remark)
+        texts = files.read(base) if existing is None and files.data is not None else None
+        if warning := final_scheme.broken or (
+            UNMIXED_WARNING if final_scheme.k == 1 and not final_scheme.shares else None
+        ):
             note(f"warning: {warning}")
-        if old is None and generate_passphrase:
+        if existing is None and generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
         with bars(as_json) as stage:
             total = sum(tensor.bytes for tensor in base.tensors.values())
-            digest = base.digest(stage("read the model" if old is None else "check the model", total))
-            if old is None:
+            digest = base.digest(stage("read the model" if existing is None else "check the model", total))
+            if existing is None:
                 from milkglass.client.key.file import UnlockedKey
 
-                made = _make_key(base, ref, expected, digest, texts, stage)
+                fresh_key = _make_key(base, ref, final_scheme, digest, texts, stage)
                 opened = UnlockedKey.new(
-                    key, made, passphrase, weak=weak_passphrase
+                    key, fresh_key, passphrase, weak=weak_passphrase
                 )  # before anything is scrambled with it
                 passphrase = ""
             else:
-                opened = old
+                opened = existing
                 opened.key.require_model(digest)
             try:
                 promise = scramble(base, opened.key, out, delta, stage)
             except (UsageError, UnsupportedModel):
-                if old is None:
+                if existing is None:
                     key.unlink()  # it was made with parameters that cannot be, and would insist on them
                 raise
             if texts is not None:
                 coarse.remember_rate(key, opened.key, base, texts)
-    if old is None:
-        note(LOSS.format(path=key))
-    seconds = time.monotonic() - started
+    if existing is None:
+        note(LOSS_WARNING.format(path=key))
+    seconds = time.monotonic() - begin
     document = {
         "out": str(out),
         "key": str(key),
-        "created_key": old is None,
+        "created_key": existing is None,
         "delta": delta,
         "scheme": opened.key.info.public_scheme,
         "promise": asdict(promise),
@@ -262,11 +267,13 @@ def obfuscate(
         document["base"] = {"model": ref, "digest": opened.key.model_digest}
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
-    better = (
-        [f"  {coarse.BETTER}"] if old is None and scheme is None and architecture_of(base).kind == "encoder" else []
+    advice = (
+        [f"  {coarse.BETTER_HINT}"]
+        if existing is None and scheme is None and architecture_of(base).kind == "encoder"
+        else []
     )
     steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
-    emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
+    emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *advice, *steps]))
 
 
 @contextmanager
@@ -276,8 +283,8 @@ def _resumable(key: Path, insisted: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if key.exists():
-            without = " without --new-key and --generate-passphrase" if insisted else ""
-            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+            without_words = " without --new-key and --generate-passphrase" if insisted else ""
+            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without_words} goes on")
         else:
             note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
         raise
@@ -291,11 +298,6 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
     if texts is None:
         return new_key(base, ref, scheme, digest)
     return coarse_key(base, ref, scheme, digest, texts, stage=stage)
-
-
-def _unfinished(out: Path) -> Path:
-    """Returns the folder in which `scramble` writes until it is done."""
-    return out.with_name(f".{out.name}.partial")
 
 
 def _require_places(out: Path, key: Path, new_key: bool) -> None:
@@ -329,7 +331,7 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
     return columns.others(text)
 
 
-def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
+def _scheme_parameters(scheme: str, words: list[str], options: dict[str, float | None]) -> dict[str, Any]:
     """Returns the scheme's parameters that the command sets.
 
     Raises UsageError for a value that the scheme refuses, whatever the model and the key are.
@@ -337,10 +339,10 @@ def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> 
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
 
-    named = [f"{name}={value}" for name, value in short.items() if value is not None]
-    values = read_words(type(SCHEMES[scheme]), [*named, *words], scheme, without=["bands", "map"])
-    made = SCHEMES.make(scheme, values)
-    return {name: getattr(made, name) for name in values}
+    option_words = [f"{name}={value}" for name, value in options.items() if value is not None]
+    values = read_words(type(SCHEMES[scheme]), [*option_words, *words], scheme, without=["bands", "map"])
+    configured = SCHEMES.make(scheme, values)
+    return {name: getattr(configured, name) for name in values}
 
 
 def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
@@ -361,9 +363,9 @@ def _folder(model: str, as_json: bool) -> Path:
     if model not in EMBEDDED:  # the hub draws bars of its own
         return resolve(model)
     with bars(as_json) as stage:
-        over = stage(f"prepare {model}", 0)
+        advance = stage(f"prepare {model}", 0)
         folder = resolve(model)
-        over(1)
+        advance(1)
     return folder
 
 
@@ -380,15 +382,17 @@ def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any
     """Raises UsageError where a key that exists was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
-    unfinished = _unfinished(out)
-    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
-    its = scheme_of(opened.key)
-    if scheme not in (None, its.name):
-        raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
+    unfinished = partial_folder(out)
+    removal = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
+    key_scheme = scheme_of(opened.key)
+    if scheme not in (None, key_scheme.name):
+        raise UsageError(
+            f"this key was made for {key_scheme.name}, not {scheme}", f"give the file of a new key{removal}"
+        )
     for name, value in chosen.items():
-        fixed = getattr(its, name, None)
+        fixed = getattr(key_scheme, name, None)
         if value != fixed:
             raise UsageError(
                 f"this key was made with {name} = {fixed}, not {value}",
-                f"leave the option out, or give the file of a new key{begun}",
+                f"leave the option out, or give the file of a new key{removal}",
             )

@@ -105,12 +105,13 @@ class EndpointOptions:
         return ProxyAddress(self.host, self.port, token, self.cert, self.tls_key)
 
     def client(self, url: str, address: ProxyAddress) -> str:
-        """How an application opens OpenAI's client. A key that a file holds is not repeated."""
+        """Returns the line of Python that opens OpenAI's client. A key that a file holds is not repeated."""
         key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
-        where = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
-        return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){where}'
+        key_note = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
+        return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){key_note}'
 
     def upstream(self, server: ServerOptions, channel: AttestedChannel | None = None) -> Upstream:
+        """Returns the engine at --server, behind a channel if it is attested. Raises UsageError."""
         from milkglass.engines.catalogue import ENGINES
         from milkglass.engines.upstream import Upstream
 
@@ -165,7 +166,7 @@ def proxy(
         channel = _channel(attested, collateral, server)
         if key.key is None:
             refuse_unused("with --attested and without --key", {"--serves": endpoint.serves, "--model": key.model})
-            _plain(channel, address, endpoint, server, quiet)
+            _run_plain(channel, address, endpoint, server, quiet)
             return
         refuse_unused("with --key", {"--quiet": quiet})
         if server.server not in (None, channel.policy.server):
@@ -175,7 +176,7 @@ def proxy(
         server, address = replace(server, server=channel.policy.server), replace(address, attested=_state(channel))
     upstream = endpoint.upstream(server, channel)
     names, files = named_keys(endpoint.serves or ())
-    unlocked = _opened(key, files)
+    unlocked = _open_keys(key, files)
     from milkglass.client.codec.codec import codec_of
     from milkglass.proxy.run import run
 
@@ -188,10 +189,10 @@ def proxy(
 
     with starting:
         starting.enter_context(at_work(doing="start the proxy"))
-        keys = [(one, codec_of(one, key.model)) for one in unlocked]
-        of_file = {one.path.resolve(): one for one in unlocked}
-        paired = {name: of_file[file.resolve()] for name, file in files.items()}
-        run(keys, upstream, names, address, ready, note, paired=paired)
+        keys = [(unlocked_key, codec_of(unlocked_key, key.model)) for unlocked_key in unlocked]
+        of_file = {unlocked_key.path.resolve(): unlocked_key for unlocked_key in unlocked}
+        key_of_model = {name: of_file[file.resolve()] for name, file in files.items()}
+        run(keys, upstream, names, address, ready, note, key_of_model=key_of_model)
 
 
 def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
@@ -202,15 +203,16 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
     from milkglass.attest.sources import read_collateral
 
     rules, files = policies.read(path), read_collateral(collateral)
-    known = policies.read_lock(path)
+    pinned = policies.read_lock(path)
     last = list[tuple[bool, tuple[str, ...]]]()
 
-    def said(verdict: Verdict) -> None:
-        if last[-1:] != [(verdict.holds, tuple(verdict.refused))]:  # a verdict that does not change is said once
-            last.append((verdict.holds, tuple(verdict.refused)))
+    def say_verdict(verdict: Verdict) -> None:
+        outcome = (verdict.holds, tuple(verdict.refused))
+        if last[-1:] != [outcome]:  # a verdict that does not change is said once
+            last.append(outcome)
             note("\n".join(verdict.lines()))
 
-    return AttestedChannel(rules, verifier(rules, known, files), server.certificate, said)
+    return AttestedChannel(rules, verifier(rules, pinned, files), server.certificate, say_verdict)
 
 
 def _state(channel: AttestedChannel) -> str:
@@ -218,7 +220,7 @@ def _state(channel: AttestedChannel) -> str:
     return "NOT ATTESTED" if channel.policy.kinds else "by policy"
 
 
-def _plain(
+def _run_plain(
     channel: AttestedChannel, address: ProxyAddress, endpoint: EndpointOptions, server: ServerOptions,
     quiet: Literal["whole", "slots"] | None,
 ) -> None:  # fmt: skip
@@ -231,19 +233,19 @@ def _plain(
     if channel.policy.kinds:
         note(NOT_ATTESTED)
     logs.configure(logging.WARNING)
-    proxied = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
+    plain_proxy = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
     command = f"proxy --attested to {channel.policy.server}"
 
-    process.run(proxied.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
+    process.run(plain_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 
 def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
-    """The names of --serves NAME or NAME=KEYFILE, and the key files. Raises KeyFileError, UsageError."""
+    """Returns the names of --serves NAME or NAME=KEYFILE, and the key files. Raises KeyFileError and UsageError."""
     names, files = list[str](), dict[str, Path]()
-    for one in serves:
-        name, sign, file = one.rpartition("=")
-        if not sign or not (file.endswith(".mgkey") or Path(file).is_file()):
-            name, file = one, ""  # names of models may have the sign
+    for option in serves:
+        name, equals, file = option.rpartition("=")
+        if not equals or not (file.endswith(".mgkey") or Path(file).is_file()):
+            name, file = option, ""  # names of models may have the sign
         if name in names:
             raise UsageError(f"--serves names {name} twice", "name each model once")
         names.append(name)
@@ -252,23 +254,23 @@ def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
     return names, files
 
 
-def _opened(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
+def _open_keys(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
     """Returns the key, or every key of a folder and of --serves, which one passphrase opens.
 
     Raises UsageError if there is no key file, KeyFileError if one cannot be opened.
     """
-    folder = key.key is not None and key.key.is_dir()
-    if not folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
+    is_folder = key.key is not None and key.key.is_dir()
+    if not is_folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
         return [key.open()]
-    found = sorted(key.key.glob("*.mgkey")) if folder else [key.require()]
-    if folder and not found:
+    key_files = sorted(key.key.glob("*.mgkey")) if is_folder else [key.require()]
+    if is_folder and not key_files:
         raise UsageError(f"{key.key} holds no key file", "give a key file, or a folder of files *.mgkey")
     if key.model is not None:
         raise UsageError("--model is of one key, and there are several", "give one key file")
     from milkglass.client.key.file import UnlockedKey
 
-    every = {file.resolve(): file for file in (*found, *files.values())}
-    return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in every.values()])[0]
+    paths = {file.resolve(): file for file in (*key_files, *files.values())}
+    return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in paths.values()])[0]
 
 
 @with_options
@@ -305,8 +307,8 @@ def ui(
     text = columns.others(public)
     upstream = endpoint.upstream(server)
     names, files = named_keys(endpoint.serves or ())
-    if others := [file for file in files.values() if file.resolve() != key.require().resolve()]:
-        raise UsageError(f"the page shows one key, and --serves names {others[0]} besides", "give one, with --key")
+    if other_files := [file for file in files.values() if file.resolve() != key.require().resolve()]:
+        raise UsageError(f"the page shows one key, and --serves names {other_files[0]} besides", "give one, with --key")
     unlocked = key.open()
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.key.generate import scheme_of
@@ -339,7 +341,7 @@ def ui(
 
 
 def leave(code: int) -> None:
-    """End the command without waiting for an attack, one step of which can take minutes."""
+    """Ends the command without waiting for an attack, one step of which can take minutes."""
     from milkglass.monitor.attacker import attacking
 
     if attacking():

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.table import WordVectors
 
 
-MANY = 0.2  # share of unknown words that is reported
+UNKNOWN_SHARE_SHOWN = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
-SMALL = 1 << 22  # bytes of a file that one process is soon done with
-FILES = "give a .jsonl, .json, .csv or .tsv file, or text lines"
+SMALL_FILE_BYTES = 1 << 22  # bytes of a file that one process is soon done with
+FILES_HINT = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
 EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
 BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
-SPARING = ("santext+", "rnm")  # methods for which some words are sensitive
-SAMPLE = 160  # characters of a text that is shown
+SPARING_METHODS = ("santext+", "rnm")  # methods for which some words are sensitive
+SAMPLE_LETTERS = 160  # characters of a text that is shown
 GHOST_TEXT = (
     "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
 )
@@ -40,13 +40,13 @@ def read_shape(
     path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
-    """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
+    """Returns what a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
     from milkglass.rows.tables import delimiter_named
 
-    require_file(path, FILES)
+    require_file(path, FILES_HINT)
     shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
@@ -54,7 +54,7 @@ def read_shape(
 
 
 def reader_of(ref: str, by: str | None) -> Reader:
-    """A file is GloVe's, everything else a model."""
+    """Returns a reader of a table: a file is GloVe's, everything else a model."""
     from milkglass.sanitizers.table import read_glove
     from milkglass.sanitizers.text import WordReader
 
@@ -79,11 +79,11 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
 
 def over_table(
-    method: SanitizerMethod, reader: Reader, counted: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
+    method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
 ) -> FileSanitizer:
-    """The method over a table, with what it needs to know of frequencies, and its lists.
+    """Returns the method over a table, with what it needs to know of frequencies, and its lists.
 
-    counted: text in which frequencies are counted; without it a list of English words has them.
+    corpus: text in which frequencies are counted; without it a list of English words has them.
     """
     from dataclasses import replace
 
@@ -92,8 +92,8 @@ def over_table(
 
     with bars(quiet) as stage:
         counts = None
-        if counted is not None:
-            counts = count_file(reader, *counted, workers, stage("count", counted[0].stat().st_size))
+        if corpus is not None:
+            counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
         elif method.needs_counts:
             note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
             counts = reader.listed_counts(stage("look up frequencies", len(english())))
@@ -116,20 +116,20 @@ def units(reader: Reader) -> str:
 
 def write_file(
     method: SanitizerMethod, source: Path, shape: FileShape, out: Path | None, reader: Reader, seed: int | None,
-    workers: int | None, corpus: Path | None, as_json: bool, given: bool = True,
+    workers: int | None, corpus: Path | None, as_json: bool, method_given: bool = True,
 ) -> None:  # fmt: skip
-    """Sanitizes a file. `given`: whether the user named epsilon."""
+    """Sanitizes a file. `method_given`: whether the user named epsilon."""
     from milkglass.sanitizers.files import describe, report_path, sanitize_file
 
-    method = method if given else with_table(method, reader)
+    method = method if method_given else with_table(method, reader)
     assert out is not None  # _require_files
-    workers = workers or (cores() if source.stat().st_size > SMALL else 1)
+    workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     counted = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = over_table(method, reader, counted, workers, as_json)
-    if counted and (left := sanitizer.sanitizer.drawn_from) is not None:
+    if counted and (replaced := sanitizer.sanitizer.drawn_from) is not None:
         note(
-            f"substitutes are the {left:,} sensitive words that occur in {counted[0].name}: what is written shows some "
-            "of its rare words"
+            f"substitutes are the {replaced:,} sensitive words that occur in {counted[0].name}: what is written shows "
+            "some of its rare words"
         )
     with bars(as_json) as stage:
         report = sanitize_file(
@@ -146,7 +146,7 @@ def write_file(
 
         _, slots, _ = shape.parse(next(blocks_of(out, shape)))
         container, key = slots[0]
-        print(f"the first text reads now: {shown(container[key][:SAMPLE])}", flush=True)
+        print(f"the first text reads now: {shown(container[key][:SAMPLE_LETTERS])}", flush=True)
 
 
 def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
@@ -163,7 +163,7 @@ def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
-    """Each line of stdin answered at once."""
+    """Answers each line of stdin at once."""
     from milkglass.sanitizers.files import fresh_seed, promised, stream_of
     from milkglass.sanitizers.text import WordTally
 
@@ -171,25 +171,26 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
     for number, line in enumerate(sys.stdin):
         text = line.rstrip("\r\n")
         print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
-    every = tally.document()["all"]
-    note(f"{every['words']:,} {units(sanitizer.reader)}, {100 * every['replaced_share']:.1f} % replaced")
+    all_words = tally.document()["all"]
+    note(f"{all_words['words']:,} {units(sanitizer.reader)}, {100 * all_words['replaced_share']:.1f} % replaced")
     note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
 def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
-        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
-        for name, one in report["words"].items()
-        if _has_class(report, name) or one["words"]
+        (name, f"{word['words']:,}", f"{100 * word['replaced_share']:.1f} %")
+        for name, word in report["words"].items()
+        if _has_class(report, name) or word["words"]
     ]
-    left = report["fields_left_as_they_are"]
+    fields_left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
     words = report["words"]
-    strange = words["unknown"]["words"] / max(1, words["all"]["words"])
-    if strange > MANY:
+    unknown_share = words["unknown"]["words"] / max(1, words["all"]["words"])
+    if unknown_share > UNKNOWN_SHARE_SHOWN:
         lines += [
-            f"{100 * strange:.0f} % of the words are not in the table, so that they are replaced by any word at all"
+            f"{100 * unknown_share:.0f} % of the words are not in the table, so that they are replaced by any word at "
+            "all"
         ]
     if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
         from milkglass.sanitizers.santext import halfway
@@ -199,20 +200,20 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
             f"words stay near --epsilon {halfway(words_of):.2g}"
         ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
-    lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []
     return "\n".join(lines)
 
 
 def _has_class(report: dict[str, Any], name: str) -> bool:
     """Returns whether a method has a class of words. Tokens have fewer classes than words."""
-    return "by" not in report and (name != "sensitive" or report["method"] in SPARING)
+    return "by" not in report and (name != "sensitive" or report["method"] in SPARING_METHODS)
 
 
 def sanitize_by_ghost(
     source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
     also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Replace tokens by shadows. words: parameters of the search and the selection, such as "k=70" and "beams=2"."""
+    """Replaces tokens by shadows. `words`: parameters of the search and the selection, such as "k=70" and "beams=2"."""
     from dataclasses import replace
 
     from milkglass.files import require_writable
@@ -230,19 +231,19 @@ def sanitize_by_ghost(
     path = Path(source)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    of_selection = [one for one in words if one.partition("=")[0] in SELECTION]
-    of_search = [one for one in words if one not in of_selection]
-    selected = read_words(Selection, [one.replace("selection=", "way=", 1) for one in of_selection], "ghost")
-    search, selection = Search(**_searched(of_search)), Selection(**selected)
+    of_selection = [word for word in words if word.partition("=")[0] in SELECTION]
+    of_search = [word for word in words if word not in of_selection]
+    chosen_selection = read_words(Selection, [word.replace("selection=", "way=", 1) for word in of_selection], "ghost")
+    search, selection = Search(**_search_of(of_search)), Selection(**chosen_selection)
     shape = read_shape(path, frozenset(also or ()), frozenset(keep or ()), delimiter=delimiter)
     plan = GhostJob.of(path, shape, out)
     plan.require_free()
     require_writable(out)
     require_texts(plan)
     folder = resolve(model)
-    long, limit = long_texts(plan, folder)
-    if long:
-        note(f"cut to {limit} tokens, which is what {model} takes: {listed(long)} of {path.name}")
+    too_long, limit = long_texts(plan, folder)
+    if too_long:
+        note(f"cut to {limit} tokens, which is what {model} takes: {listed(too_long)} of {path.name}")
     with bars(as_json) as stage:
         progress = stage("find shadows", 0)
         name = model if model.startswith("demo:") else folder.name
@@ -259,29 +260,29 @@ def sanitize_by_ghost(
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _ghost_summary(report, out))
 
 
-def _searched(words: Sequence[str]) -> dict[str, Any]:
+def _search_of(words: Sequence[str]) -> dict[str, Any]:
     """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
     from milkglass.parameters import described, parameters_of, read_words
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
 
-    if unknown := [one for one in words if "=" in one and one.partition("=")[0] not in parameters_of(Search)]:
-        listed = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
-        raise UsageError(f"ghost has no parameter {unknown[0].partition('=')[0]!r}", f"it has {listed}")
+    if unknown_words := [word for word in words if "=" in word and word.partition("=")[0] not in parameters_of(Search)]:
+        parameters = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
+        raise UsageError(f"ghost has no parameter {unknown_words[0].partition('=')[0]!r}", f"it has {parameters}")
     return read_words(Search, words, "ghost")
 
 
 def _ghost_summary(report: dict[str, Any], out: Path) -> str:
-    tokens, vocabulary, left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
-    own = max(1, tokens["all"] - tokens["special"])
-    share = 100 * tokens["replaced_share"] * tokens["all"] / own
+    tokens, vocabulary, fields_left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
+    ordinary = max(1, tokens["all"] - tokens["special"])
+    share = 100 * tokens["replaced_share"] * tokens["all"] / ordinary
     rows: list[tuple[str, ...]] = [
         ("texts", f"{report['texts']:,}"),
         ("tokens", f"{tokens['all']:,}, {tokens['special']:,} of them special; {share:.1f} % of the others replaced"),
         ("fell back", f"{tokens['fell_back']:,} tokens of the texts, {vocabulary['fell_back']:,} of the vocabulary"),
         (
             "one shadow only",
-            f"{tokens['one_shadow']:,} tokens of the texts ({100 * tokens['one_shadow'] / own:.0f} %), "
+            f"{tokens['one_shadow']:,} tokens of the texts ({100 * tokens['one_shadow'] / ordinary:.0f} %), "
             f"{vocabulary['one_shadow']:,} of the vocabulary: anyone who knows ghost reads them",
         ),
         ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
@@ -290,7 +291,7 @@ def _ghost_summary(report: dict[str, Any], out: Path) -> str:
         settled = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
         rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled}"))
     lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
-    lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []
     return "\n".join(lines)
 
 
@@ -382,13 +383,13 @@ def sanitize(
     if method == "ghost":
         from milkglass.cli.sanitize import sanitize_by_ghost
 
-        others = {
+        other_options = {
             "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
             "corpus": corpus, "by": by, "role": role, "instruction": instruction,
         }  # fmt: skip
-        _require_unused(method, others)
-        given = [*(words or ()), *([] if k is None else [f"k={k}"])]
-        sanitize_by_ghost(source, out, embeddings, given, seed, text_column, keep_column, delimiter, as_json)
+        _require_unused(method, other_options)
+        all_words = [*(words or ()), *([] if k is None else [f"k={k}"])]
+        sanitize_by_ghost(source, out, embeddings, all_words, seed, text_column, keep_column, delimiter, as_json)
         if not as_json:
             note(GHOST_TEXT)
         return
@@ -404,25 +405,23 @@ def sanitize(
             raise UsageError("mask reads a file", "give a file IN and an OUT")
         _require_files(Path(source), out)
         assert out is not None
-        fields, left, of = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
-        mask(
-            Path(source), read_shape(Path(source), fields, left, of, instruction or "", delimiter), out, words or [],
-            as_json,
-        )  # fmt: skip
+        fields, kept, speakers = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
+        shape = read_shape(Path(source), fields, kept, speakers, instruction or "", delimiter)
+        mask(Path(source), shape, out, words or [], as_json)
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
-    selected = _method(method, words or (), options)
+    chosen = _method(method, words or (), options)
     if by == "tokens":
-        selected.require_by_tokens()
+        chosen.require_by_tokens()
     also, keep, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if source == "-":
         if out is not None or also or keep or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         refuse_unused("for stdin, which is read line by line", {"--workers": workers})
-        counted = None if corpus is None else (corpus, read_shape(corpus))
+        corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
         reader = reader_of(embeddings, by)
-        selected = selected if epsilon is not None else with_table(selected, reader)
-        answer_lines(over_table(selected, reader, counted, 1), seed)
+        chosen = chosen if epsilon is not None else with_table(chosen, reader)
+        answer_lines(over_table(chosen, reader, corpus_shape, 1), seed)
         return
     from milkglass.rows.blocks import require_rows
 
@@ -430,7 +429,7 @@ def sanitize(
     shape = read_shape(Path(source), also, keep, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
     reader = reader_of(embeddings, by)
-    write_file(selected, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
+    write_file(chosen, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
 
 
 def _method(name: str, words: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
@@ -458,14 +457,14 @@ def _require_files(source: Path, out: Path | None) -> None:
     from milkglass.rows.blocks import KINDS
     from milkglass.sanitizers.files import require_free
 
-    require_file(source, FILES)
+    require_file(source, FILES_HINT)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
     # OUT has IN's rows, and programs read it by its suffix
-    kind, named = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
-    if named not in (None, kind):
+    kind, out_kind = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    if out_kind not in (None, kind):
         raise UsageError(
-            f"{out.name} is a name for {named}, and {source.name} contains {kind}",
+            f"{out.name} is a name for {out_kind}, and {source.name} contains {kind}",
             f"end it in {source.suffix or '.txt'}",
         )

@@ -43,19 +43,21 @@ def verify(
     with bars(as_json) as stage:
         opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
         checks = check(base, opened.key, out, stage)
-    passed = all(one.passed for one in checks)
+    passed = all(result.passed for result in checks)
     emit(
         as_json,
-        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
-        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
+        {"out": str(out), "passed": passed, "checks": [asdict(result) for result in checks]},
+        "\n".join(f"{'ok  ' if result.passed else 'FAIL'}  {result.name}: {result.detail}" for result in checks),
     )
     if not passed:
-        failed = ", ".join(one.name for one in checks if not one.passed)
-        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+        failed_names = ", ".join(result.name for result in checks if not result.passed)
+        raise CorruptCheckpoint(
+            f"{out} fails: {failed_names}", "don't upload it; make it again with `milkglass obfuscate`"
+        )
 
 
 def _require_its_key(out: Path, key: Key) -> None:
-    """Told at once, and not as a folder full of wrong tensors."""
+    """Raises KeyForOtherModel at once if another key made the folder: else all tensors would be reported as wrong."""
     from milkglass.client.layout import KEY_ID
     from milkglass.client.remote.responses import fits
     from milkglass.models.checkpoint import read_json
@@ -92,9 +94,9 @@ def export(
 
             write_gguf(folder, out, stage)
         else:
-            from milkglass.engines.opaque_tokenizer import with_tokenizer
+            from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
 
-            with_tokenizer(folder, out)
+            copy_with_tokenizer(folder, out)
     emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {AS_IT_IS}")
 
 
@@ -114,7 +116,7 @@ def train_config(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
-    from milkglass.engines.trainers import RUN, TrainerSettings, as_yaml, configuration
+    from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
 
     settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
@@ -122,5 +124,5 @@ def train_config(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
     files.write(out, as_yaml(configuration(trainer, settings)), private=False)
-    run = RUN[trainer].format(config=out)
+    run = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run}, f"wrote {out}\nnext: {run}")

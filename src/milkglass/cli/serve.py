@@ -125,12 +125,12 @@ def serve(
 
 
 def _base_of(ref: str) -> Path:
-    """The folder of a base model, or of several. Raises UsageError, ModelNotFound."""
-    from milkglass.models.resolve import HUB, resolve
+    """Returns the folder of a base model, or of several. Raises UsageError, ModelNotFound."""
+    from milkglass.models.resolve import HUB_PREFIX, resolve
 
     if (folder := Path(ref)).is_dir():
         return folder.resolve()
-    if ref.startswith(("demo:", HUB)):
+    if ref.startswith(("demo:", HUB_PREFIX)):
         return resolve(ref)
     raise UsageError(
         f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"
@@ -169,7 +169,7 @@ def _attested(
 
     hardware = Software() if software else Tsm()
     vault = None if receive is None else Vault.new(receive)
-    public = b"" if vault is None else vault.public
+    public = b"" if vault is None else vault.public_key
     source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), public, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request

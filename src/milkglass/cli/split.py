@@ -29,7 +29,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
-from milkglass.cli.ui.text_input import to_classify
+from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 from milkglass.rows.lines import paired, refusals_naming_rows
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
-NOTHING = (
+NOTHING_SAVED = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
     "  attackers read of your texts, and an attack that fails there has shown nothing"
 )
-KEEP = (
+KEEP_HINT = (
     "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
     "  keep a copy of it somewhere safe, and never give it to the server."
 )
@@ -81,30 +81,34 @@ def classify(
     if folder is not None:
         refuse_unused("with --folder, which asks no server", changed(way))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
-    rows = to_classify(text, file, columns)
+    rows = texts_to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable
     from milkglass.split.folders import client_about
 
-    about = client_about(client)
-    base = original(model or about.model)  # its tokenizer, and the layers that were not trained
+    client_info = client_about(client)
+    base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
-        require_sendable(client, about, base, texts, pairs)
+        require_sendable(client, client_info, base, texts, pairs)
     with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
-        half = ClientHalf.open(client, base, about, sending=len(rows))
+        half = ClientHalf.open(client, base, client_info, sending=len(rows))
         progress = stage("classify", len(rows))
         shares = half.classify(texts, pairs, info, answer, progress)
     results = [
-        Classified(about.names[int(one.argmax())], dict(zip(about.names, one.tolist(), strict=True))) for one in shares
+        Classified(
+            client_info.names[int(probabilities.argmax())],
+            dict(zip(client_info.names, probabilities.tolist(), strict=True)),
+        )
+        for probabilities in shares
     ]
     show_classified(results, as_json)
 
 
 @contextmanager
 def _answering(url: str | None, folder: Path | None, way: WayOptions) -> Iterator[tuple[EncoderInfo, Answer]]:
-    """The server half's information, and what answers frames: over HTTP, or in this process."""
+    """Returns the server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
         from milkglass.split.server import ServerHalf
@@ -147,22 +151,22 @@ def audit(
     from milkglass.split import audit_scene
     from milkglass.split.folders import require_one_split
 
-    about = require_one_split(client, server)
-    base = original(model or about.model)
-    defence = restored(about.method, about.parameters, about.training)
-    half, other = defence.load(base, client, server)
+    split_info = require_one_split(client, server)
+    base = original(model or split_info.model)
+    defence = restored(split_info.method, split_info.parameters, split_info.training)
+    half, server_half = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, about, half, other, files)
+    staged = audit_scene.build(base, split_info, half, server_half, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
-    if about.pairs:
+    if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
-        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
+        "halves": split_info.server, "parameters": dict(split_info.parameters), "sent": described(client)["sent"],
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
-    done = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, done, audited.out, as_json)
+    result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(context, result, audited.out, as_json)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ def train(
 
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
-    started = time.monotonic()
+    begin = time.monotonic()
     source = columns.texts(data, labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
@@ -210,7 +214,7 @@ def train(
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(method, words or (), {name: one for name, one in options.items() if one is not None})
+    defence = from_words(method, words or (), {name: option for name, option in options.items() if option is not None})
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
@@ -225,19 +229,19 @@ def train(
     train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
         train.make(defence, base, ref, training, client, server, stage("train", steps))
-        evaluation = None if evaluated_on is None else _evaluated(base, client, server, evaluated_on, stage)
+        evaluation = None if evaluated_on is None else _evaluate(base, client, server, evaluated_on, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
-        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
+        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - begin, 2),
         "validation": None if evaluation is None else asdict(evaluation),
     }  # fmt: skip
     if not as_json:
-        note(KEEP.format(client=client))
-    emit(as_json, document, lambda: _trained(document, data))
+        note(KEEP_HINT.format(client=client))
+    emit(as_json, document, lambda: _training_words(document, data))
 
 
-def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
+def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
     from milkglass.split.folders import client_about
     from milkglass.split.server import ServerHalf
@@ -247,7 +251,7 @@ def _evaluated(base: Checkpoint, client: Path, server: Path, texts: LabelledText
     return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
-def _trained(document: dict[str, Any], data: Path) -> str:
+def _training_words(document: dict[str, Any], data: Path) -> str:
     client, server = (shlex.quote(document[name]) for name in ("client", "server"))
     return "\n".join(
         [
@@ -255,7 +259,7 @@ def _trained(document: dict[str, Any], data: Path) -> str:
             f"{duration(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
             *_right(document["validation"]),
-            f"guarantee: {document['guarantee'] or NOTHING}",
+            f"guarantee: {document['guarantee'] or NOTHING_SAVED}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
@@ -266,9 +270,9 @@ def _trained(document: dict[str, Any], data: Path) -> str:
 def _right(evaluation: dict[str, Any] | None) -> list[str]:
     if evaluation is None:
         return []
-    long = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
+    left_out = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
     share = f"{100 * evaluation['right']:.1f} %"
-    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{long}"]
+    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{left_out}"]
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
@@ -340,12 +344,12 @@ def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerif
     from milkglass.split.decoder.gate import measurements_of
 
     if policy is not None:
-        found = QuoteVerifier(read_enclave(policy))
+        verifier = QuoteVerifier(read_enclave(policy))
     else:
-        found = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
-    for name, why in found.policy.accept.items():
-        note(f"accepted of enclaves: {name} ({why})")
-    return found
+        verifier = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
+    for name, reason in verifier.policy.accept.items():
+        note(f"accepted of enclaves: {name} ({reason})")
+    return verifier
 
 
 def _serve_decoder(

@@ -40,10 +40,10 @@ Features = Literal["words", "content", "letters", "both", "agreement"]
 Kind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
 Floats = NDArray[np.float64]
 
-WORD = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
+WORD_PATTERN = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
 MAX_FEATURES = 300_000  # of one vectorizer, the most frequent ones
 FOLDS, MAX_CHOOSING_ROWS = 5, 4_000  # of the cross-validation; from this many rows on a sample decides
-MEMBERS = 5
+MAX_MEMBERS = 5
 STRENGTHS: Mapping[Kind, tuple[float, ...]] = {
     "bayes": (0.03, 0.1, 0.3, 1), "complement": (0.03, 0.1, 0.3, 1), "logistic": (1, 10), "svm": (0.1, 0.3, 1),
     "ridge": (0.3, 1, 3, 10),
@@ -68,7 +68,8 @@ class Rows:
         if self.pairs is None:
             return list(self.texts)
         return [
-            _pair(one.lower().split(), other.lower().split()) for one, other in zip(self.texts, self.pairs, strict=True)
+            _pair(text.lower().split(), second.lower().split())
+            for text, second in zip(self.texts, self.pairs, strict=True)
         ]
 
 
@@ -105,10 +106,10 @@ class Vectorizers:
 
     def of(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
         """Returns sparse (b, features) matrices by name; "agreement" is dense."""
-        wanted = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
+        parts = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
         joined = rows.joined()
         features: dict[Any, Any] = {
-            name: one.transform(joined).tocsr() for name, one in self.fitted.items() if name in wanted
+            name: vectorizer.transform(joined).tocsr() for name, vectorizer in self.fitted.items() if name in parts
         }
         if "both" in names:
             features["both"] = sparse.hstack([features["words"], features["letters"]]).tocsr()
@@ -125,34 +126,34 @@ def _vectorizer(name: str) -> Any:
         return TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), **settings)
     if name == "content":
         return TfidfVectorizer(ngram_range=(1, 2), stop_words="english", **settings)
-    return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD, **settings)
+    return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD_PATTERN, **settings)
 
 
 def agreement(rows: Rows) -> Floats:
     """Returns (b, 22) shares of words, neighbours, letters and numbers that both texts of each pair contain."""
     assert rows.pairs is not None
-    return np.array([_agreement(one, other) for one, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
+    return np.array([_agreement(text, other) for text, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
 
 
-def _agreement(one: str, other: str) -> list[float]:
+def _agreement(first_text: str, second_text: str) -> list[float]:
     values = list[float]()
     for units in (_words, _neighbours, _letters):
-        first, second = units(one), units(other)
-        both, every = len(first & second), len(first | second)
+        first, second = units(first_text), units(second_text)
+        shared, total = len(first & second), len(first | second)
         values += [
-            both / max(every, 1), both / max(len(first), 1), both / max(len(second), 1),
-            both / max(np.sqrt(len(first) * len(second)), 1),
+            shared / max(total, 1), shared / max(len(first), 1), shared / max(len(second), 1),
+            shared / max(np.sqrt(len(first) * len(second)), 1),
             np.log1p(len(first)), np.log1p(len(second)), np.log((len(first) + 1) / (len(second) + 1)),
         ]  # fmt: skip
-    return [*values, len({*re.findall(r"\d+", one)} ^ {*re.findall(r"\d+", other)})]
+    return [*values, len({*re.findall(r"\d+", first_text)} ^ {*re.findall(r"\d+", second_text)})]
 
 
 def _words(text: str) -> set[str]:
-    return {*re.findall(WORD, text.lower())}
+    return {*re.findall(WORD_PATTERN, text.lower())}
 
 
 def _neighbours(text: str) -> set[tuple[str, str]]:
-    words = re.findall(WORD, text.lower())
+    words = re.findall(WORD_PATTERN, text.lower())
     return {*zip(words, words[1:])}  # noqa: B905 - of unlike lengths
 
 
@@ -161,9 +162,9 @@ def _letters(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
-def _pair(one: list[str], other: list[str]) -> str:
-    both = sorted({*one} & {*other})
-    return " ".join([*one, *(f"second{word}" for word in other), *(f"both{word}" for word in both)])
+def _pair(first_words: list[str], second_words: list[str]) -> str:
+    both = sorted({*first_words} & {*second_words})
+    return " ".join([*first_words, *(f"second{word}" for word in second_words), *(f"both{word}" for word in both)])
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -281,18 +282,18 @@ class LinearModel:
         target = truth.astype(np.float64) if regression else numbers
         sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_CHOOSING_ROWS]
         tried, outputs = list[LinearCandidate](), list[Floats]()
-        for one in candidates(names, regression):
-            part = matrices[one.features][sample]
-            tried.append(one)
-            outputs.append(_cross_validated(one, part, target[sample], 0 if regression else len(classes), seed))
+        for candidate in candidates(names, regression):
+            part = matrices[candidate.features][sample]
+            tried.append(candidate)
+            outputs.append(_cross_validate(candidate, part, target[sample], 0 if regression else len(classes), seed))
             if progress is not None:
                 progress(1)
         best, temperatures, validated = _choose_members(outputs, target[sample], regression)
         members = tuple(
             Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in best
         )
-        kept = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
-        return cls(vectorizers, members, kept, len(rows), validated)
+        class_numbers = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
+        return cls(vectorizers, members, class_numbers, len(rows), validated)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
         means = self._mean(Rows(texts, pairs))
@@ -312,16 +313,18 @@ class LinearModel:
 
     def _mean(self, rows: Rows) -> Floats:
         """Returns (b, classes) log-probabilities of the mean, or (b, 1) the mean score."""
-        names = list(dict.fromkeys(one.candidate.features for one in self.members))
+        names = list(dict.fromkeys(member.candidate.features for member in self.members))
         matrices = self.vectorizers.of(rows, names)
-        each = [_outputs(matrices[one.candidate.features], one.weights, one.bias) for one in self.members]
+        outputs = [
+            _outputs(matrices[member.candidate.features], member.weights, member.bias) for member in self.members
+        ]
         if self.regression:
-            return np.mean(each, axis=0)
-        logs = [log_softmax(one.temperature * out, 1) for one, out in zip(self.members, each, strict=True)]
+            return np.mean(outputs, axis=0)
+        logs = [log_softmax(member.temperature * out, 1) for member, out in zip(self.members, outputs, strict=True)]
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _cross_validated(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+def _cross_validate(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
     """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -330,13 +333,13 @@ def _cross_validated(one: LinearCandidate, matrix: Any, target: NDArray[Any], cl
     split = StratifiedKFold(folds, shuffle=True, random_state=seed) if rarest >= folds else (
         KFold(folds, shuffle=True, random_state=seed))  # fmt: skip
     result = np.full((len(target), classes or 1), -1e3 if classes else 0.0)
-    for train, rest in split.split(target, target):
+    for train, test in split.split(target, target):
         if classes and len(present := np.unique(target[train])) < 2:
-            result[rest, target[train][0]] = 0
+            result[test, target[train][0]] = 0
             continue
         columns = present if classes else np.zeros(1, np.int64)
         numbers = np.searchsorted(present, target[train]) if classes else target[train]
-        result[np.ix_(rest, columns)] = _outputs(matrix[rest], *one.fit(matrix[train], numbers))
+        result[np.ix_(test, columns)] = _outputs(matrix[test], *one.fit(matrix[train], numbers))
     return result
 
 
@@ -345,33 +348,33 @@ def _choose_members(
 ) -> tuple[list[int], list[float], float]:
     """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
     if regression:
-        error = [float(((out[:, 0] - target) ** 2).mean()) for out in outputs]
-        best = [int(n) for n in np.argsort(error, kind="stable")[:MEMBERS]]
+        error = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
+        best = [int(n) for n in np.argsort(error, kind="stable")[:MAX_MEMBERS]]
         mean = np.mean([outputs[n][:, 0] for n in best], axis=0)
         return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
 
-    def likelihood(out: Floats, temperature: float) -> float:
-        return float(log_softmax(temperature * out, 1)[rows, target].mean())
+    def likelihood(output: Floats, temperature: float) -> float:
+        return float(log_softmax(temperature * output, 1)[rows, target].mean())
 
-    right = [float((out.argmax(1) == target).mean()) for out in outputs]
-    temperatures = [max(TEMPERATURES, key=lambda one, out=out: likelihood(out, one)) for out in outputs]  # type: ignore[misc]
-    order = sorted(range(len(outputs)), key=lambda n: (-right[n], -likelihood(outputs[n], temperatures[n])))
-    best = order[:MEMBERS]
+    accuracy = [float((output.argmax(1) == target).mean()) for output in outputs]
+    temperatures = [max(TEMPERATURES, key=lambda one, output=output: likelihood(output, one)) for output in outputs]  # type: ignore[misc]
+    order = sorted(range(len(outputs)), key=lambda n: (-accuracy[n], -likelihood(outputs[n], temperatures[n])))
+    best = order[:MAX_MEMBERS]
     mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
     return best, temperatures, float((mean.argmax(1) == target).mean())
 
 
-def pooled(server: NDArray[Any], own: Floats) -> Floats:
+def pooled(server: NDArray[Any], local: Floats) -> Floats:
     """Returns (b, classes) probabilities of both together.
 
     Args:
         server: (b, classes) log-probabilities or logits; each row may have any constant added.
-        own: (b, classes) log-probabilities.
+        local: (b, classes) log-probabilities.
     """
-    both = np.asarray(server, np.float64) + own
-    both = np.exp(both - both.max(1, keepdims=True))
-    return np.asarray(both / both.sum(1, keepdims=True))
+    sums = np.asarray(server, np.float64) + local
+    sums = np.exp(sums - sums.max(1, keepdims=True))
+    return np.asarray(sums / sums.sum(1, keepdims=True))
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
@@ -380,8 +383,8 @@ def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
     from safetensors.numpy import save as packed
 
     tensors: dict[str, NDArray[Any]] = {}
-    for number, one in enumerate(model.members):
-        tensors |= {f"weights.{number}": one.weights.astype(np.float32), f"bias.{number}": one.bias}
+    for number, member in enumerate(model.members):
+        tensors |= {f"weights.{number}": member.weights.astype(np.float32), f"bias.{number}": member.bias}
     for name, vectorizer in model.vectorizers.fitted.items():
         tensors[f"idf.{name}"] = np.asarray(vectorizer.idf_)
     if model.vectorizers.scales is not None:
@@ -420,7 +423,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
         fitted = {}
         for name, words in document["vocabulary"].items():
             one = _vectorizer(name)
-            one.set_params(vocabulary={word: place for place, word in enumerate(words)}, max_features=None)
+            one.set_params(vocabulary={word: column for column, word in enumerate(words)}, max_features=None)
             one.idf_ = tensors[f"idf.{name}"]
             fitted[name] = one
         members = tuple(
@@ -434,7 +437,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
             Vectorizers(fitted, tensors.get("scales")), members, np.array(document["classes"], np.int64),
             int(document["rows"]), float(document["validated"]),
         )  # fmt: skip
-        return model, [str(one) for one in document["labels"]]
+        return model, [str(label) for label in document["labels"]]
     except (OSError, KeyError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         raise CorruptCheckpoint(
             f"{folder} holds no linear model that can be read ({type(error).__name__})", "make it anew with `compare`"

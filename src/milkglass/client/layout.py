@@ -9,10 +9,11 @@ from pathlib import Path
 
 from milkglass.errors import UnsupportedModel
 
-MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
+MARKER = "milkglass.json"  # says that a folder may leave this machine
+MARKER_CONTENT = {"format": "milkglass-scrambled/1"}
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
 # All known names of tokenizer files.
-TOKENIZER = re.compile(
+TOKENIZER_NAMES = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
 # The files that decide how text becomes ids. If tokenizer.json exists, it decides alone.
@@ -27,17 +28,17 @@ def tokenizer_digest(folder: Path) -> str:
     present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not present:
         raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
-    used = present[:1] if present[0] == "tokenizer.json" else present
-    whole = hashlib.sha256()
-    for name in used:
-        whole.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
-    return f"sha256:{whole.hexdigest()}"
+    digested = present[:1] if present[0] == "tokenizer.json" else present
+    hasher = hashlib.sha256()
+    for name in digested:
+        hasher.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return f"sha256:{hasher.hexdigest()}"
 
 
 # All parts between the dots of tensor names of the supported families, besides numbers: a name that no such model has
 # could carry any text. Some are of older checkpoints: norms of 2018, saved buffers, heads of two tasks. A test compares
 # them with the classes of transformers.
-PARTS = frozenset((
+TENSOR_NAME_PARTS = frozenset((
     "LayerNorm", "attention", "attn", "bert", "beta", "bias", "c_attn", "c_fc", "c_proj", "classifier", "cls",
     "decoder", "dense", "distilbert", "down_proj", "embed_tokens", "embeddings", "encoder", "ffn", "gamma",
     "gate_proj", "h", "input_layernorm", "intermediate", "inv_freq", "k", "k_lin", "k_norm", "k_proj", "key",
@@ -52,11 +53,11 @@ PARTS = frozenset((
 ))  # fmt: skip
 
 
-def unknown(names: Iterable[str]) -> list[str]:
+def unknown_tensor_names(names: Iterable[str]) -> list[str]:
     """Returns the names with a part that is neither a number of up to 4 digits nor in a model of a supported family."""
     from milkglass.models.families import FAMILIES
 
-    parts = PARTS.union(*(family.parts for family in FAMILIES.added.values()))
+    parts = TENSOR_NAME_PARTS.union(*(family.parts for family in FAMILIES.added.values()))
 
     def known(part: str) -> bool:
         return part in parts or (part.isascii() and part.isdecimal() and len(part) <= 4)

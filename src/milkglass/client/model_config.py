@@ -31,7 +31,7 @@ NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_nam
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
 LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
 # The only entries that may contain words, and the form of these words.
-WORDY = frozenset((
+TEXT_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
     "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
     "rope_type", "type", "problem_type", "position_embedding_type", "cache_implementation", "early_stopping",
@@ -39,7 +39,7 @@ WORDY = frozenset((
 ))  # fmt: skip
 WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 # Entries that models read though their classes do not list them: older names, and sizes with a default of their own.
-UNLISTED = frozenset((
+UNLISTED_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "num_labels", "head_dim",
     "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window",
     "sliding_window_pattern", "layer_types", "hidden_act", "hidden_activation", "hidden_dropout", "classifier_dropout",
@@ -54,7 +54,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
-ABOVE = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
+EXCLUSIVE_MINIMUM = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
 # Fields that no request to an engine has, and their neutral values
 OTHERS: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
@@ -74,7 +74,7 @@ def config_entries(model_type: str) -> frozenset[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    return UNLISTED | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+    return UNLISTED_ENTRIES | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
 
 
 def generation_entries() -> frozenset[str]:
@@ -87,7 +87,7 @@ def tells(name: str, value: Any) -> bool:
     """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
     words = [] if isinstance(value, Mapping) else list(_words(value))
     return not WORD.fullmatch(name) or (
-        bool(words) and not (name in WORDY and all(WORD.fullmatch(word) for word in words))
+        bool(words) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in words))
     )
 
 
@@ -97,38 +97,38 @@ def _words(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield from _words([*value, *value.values()])
     elif isinstance(value, list):
-        for one in value:
-            yield from _words(one)
+        for item in value:
+            yield from _words(item)
 
 
-def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = None) -> dict[str, Any]:
+def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
     """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
 
     Args:
         sigma: maps a public id to its scrambled id.
-        known: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
+        entries: the names that are kept, besides the names of token ids. None: all, for a table within a kept entry.
 
     Raises:
         UnsupportedModel: an entry has token ids in an unknown shape.
     """
-    out: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in config.items():
         if name in NAMES:
             continue
         if name in LABELS:
-            out |= {name: numbered_labels(name, len(value))} if value else {}
+            result |= {name: numbered_labels(name, len(value))} if value else {}
             continue
         if name in WEIGHTED and value:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
         if _is_id_key(name) or name in NESTED_LISTS:
-            out[name] = _map_ids(name, value, sigma)
+            result[name] = _map_ids(name, value, sigma)
         elif name in POSITION_PAIRS and value:
-            out[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
-        elif tells(name, value) or (known is not None and name not in known):
+            result[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
+        elif tells(name, value) or (entries is not None and name not in entries):
             continue
         else:
-            out[name] = remap(value, sigma) if isinstance(value, Mapping) else value
-    return out
+            result[name] = remap(value, sigma) if isinstance(value, Mapping) else value
+    return result
 
 
 def numbered_labels(name: str, count: int) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def _map_ids(name: str, value: Any, sigma: Map) -> Any:
     if value is None:
         return None
     if isinstance(value, list):
-        mapped = [_map_ids(name, one, sigma) for one in value]
-        return [one for one in mapped if one is not None]
+        mapped = [_map_ids(name, item, sigma) for item in value]
+        return [item for item in mapped if item is not None]
     if isinstance(value, bool) or not isinstance(value, int):
         raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
     return sigma(value) if value >= 0 else None  # some configs write -1 for "none"
@@ -153,7 +153,7 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
     for name, value in config.items():
         if _is_id_key(name) and name not in ID_LISTS:
-            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
         elif isinstance(value, Mapping) and name.endswith("config"):
             yield from special_ids(value)
 
@@ -172,7 +172,7 @@ class ModelSampling:
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
         """Reads the content of generation_config.json."""
-        stated = {name: one for name, one in (generation or {}).items() if one is not None}
+        stated = {name: value for name, value in (generation or {}).items() if value is not None}
         values = {name: stated[name] for name in RANGES if name in stated and _fits(name, stated[name])}
         left_out = [name for name in RANGES if name in stated and name not in values]
         left_out += [name for name, neutral in OTHERS.items() if stated.get(name, neutral) != neutral]
@@ -196,4 +196,4 @@ def _fits(name: str, value: Any) -> bool:
         return False
     if name == "top_k" and value != int(value):
         return False
-    return low <= value <= high and not (value == low and name in ABOVE)
+    return low <= value <= high and not (value == low and name in EXCLUSIVE_MINIMUM)

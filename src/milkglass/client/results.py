@@ -42,10 +42,10 @@ class Classified:
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
-        cut = {"cut": True} if self.cut else {}
+        mark = {"cut": True} if self.cut else {}
         if self.score is not None:
-            return {"score": self.score, **cut}
-        return {"label": self.label, "probabilities": dict(self.probabilities), **cut}
+            return {"score": self.score, **mark}
+        return {"label": self.label, "probabilities": dict(self.probabilities), **mark}
 
 
 @dataclass
@@ -129,8 +129,8 @@ class Conversation:
         answer = self.ask(turns)
         yield from answer
         if answer.text:  # most templates refuse an empty turn
-            kept = {ANSWER_IDS: list(answer.ids)} if self.keeps else {}
-            self.turns = [*turns, {"role": "assistant", "content": answer.text, **kept}]
+            answer_ids = {ANSWER_IDS: list(answer.ids)} if self.keeps else {}
+            self.turns = [*turns, {"role": "assistant", "content": answer.text, **answer_ids}]
 
 
 def _name(names: Mapping[int, str], number: int) -> str:

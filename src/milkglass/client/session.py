@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import Source
 
 BATCH = 64  # texts a request
-COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
+UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
 LEAST_LENGTH = 8  # tokens; a server's record of a shorter training is not followed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
@@ -126,6 +126,7 @@ class Session(AbstractContextManager["Session"]):
             CodecError: a text cannot be sent; the message has its number.
             UsageError: the key has no labels of that job.
         """
+        self._require_labels(labels_of)
         info = self.describe(model)
         trained = self._trained_length(info.get("job")) if truncate else None
         encoded = self.codec.encode(texts, pairs, trained, truncate)
@@ -133,18 +134,18 @@ class Session(AbstractContextManager["Session"]):
             self._say_cut(len(texts), encoded.long, trained)
         names, scale = self._names(model, info.get("job"), labels_of), self._scale(model, info.get("job"), labels_of)
         self._count(len(texts), sum(map(len, encoded.ids)))
-        progress, results, fits = stage("classify", len(texts)), list[Classified](), True
-        long = {*encoded.long}
+        progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
+        cut = {*encoded.long}
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
-            for one in self.remote.classify(model, encoded.ids[part], types):
-                known = names if sorted(names) == list(range(len(one.probabilities))) else {}
-                fits = fits and bool(known)
-                result = Classified.of(one, known, scale)
-                results.append(replace(result, cut=True) if len(results) in long else result)
+            for prediction in self.remote.classify(model, encoded.ids[part], types):
+                label_names = names if sorted(names) == list(range(len(prediction.probabilities))) else {}
+                labels_fit = labels_fit and bool(label_names)
+                result = Classified.of(prediction, label_names, scale)
+                results.append(replace(result, cut=True) if len(results) in cut else result)
             progress(len(encoded.ids[part]))
-        self._say_names(model, results, names, fits, scale)
+        self._say_names(model, results, names, labels_fit, scale)
         return results
 
     def _trained_length(self, job: object) -> int | None:
@@ -161,31 +162,33 @@ class Session(AbstractContextManager["Session"]):
         usable = isinstance(length, int) and LEAST_LENGTH <= length <= self.codec.limit
         return length if usable else None
 
-    def _say_cut(self, texts: int, long: Sequence[int], trained: int | None) -> None:
+    def _say_cut(self, texts: int, cut: Sequence[int], trained: int | None) -> None:
         """Says which texts are cut, and to what."""
-        numbers = [str(one + 1) for one in long[:MAX_PLACES_SHOWN]]
-        more = [f"{len(long) - len(numbers):,} more"] if len(long) > len(numbers) else []
+        numbers = [str(number + 1) for number in cut[:MAX_PLACES_SHOWN]]
+        others = [f"{len(cut) - len(numbers):,} more"] if len(cut) > len(numbers) else []
         limit = f"{trained or self.codec.limit} tokens"
         as_ = "as the rows were that the model was trained with" if trained else "which is what the model takes"
-        which = "" if texts == 1 else f" (number {', '.join([*numbers, *more])})"
-        noun, verb = "text" if texts == 1 else "texts", "is" if len(long) == 1 else "are"
-        self._notice(f"{len(long):,} of {texts:,} {noun} {verb} cut to {limit}, {as_}{which}")
+        row_words = "" if texts == 1 else f" (number {', '.join([*numbers, *others])})"
+        noun, verb = "text" if texts == 1 else "texts", "is" if len(cut) == 1 else "are"
+        self._notice(f"{len(cut):,} of {texts:,} {noun} {verb} cut to {limit}, {as_}{row_words}")
+
+    def _require_labels(self, labels_of: str | None) -> None:
+        """Raises UsageError for a job of which the key has neither labels nor a scale."""
+        info = self.unlocked.key.info
+        if labels_of not in (None, NEWEST, *info.labels_by_job, *info.scales_by_job):
+            jobs = ", ".join((*info.labels_by_job, *info.scales_by_job)) or "none"
+            raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
 
     def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
         """Returns label names by number. The job in the model's name takes precedence over the server's statement."""
         info = self.unlocked.key.info
-        known = info.labels_by_job
+        labels = info.labels_by_job
         if labels_of is None:
-            numbers = info.labels_of(model) or known.get(str(job)) or {}
+            numbers = info.labels_of(model) or labels.get(str(job)) or {}
         elif labels_of == NEWEST:
             numbers = info.labels or {}
-        elif labels_of in known:
-            numbers = known[labels_of]
-        elif labels_of in info.scales_by_job:
-            numbers = {}
         else:
-            jobs = ", ".join((*known, *info.scales_by_job)) or "none"
-            raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
+            numbers = labels.get(labels_of, {})
         return {number: name for name, number in numbers.items()}
 
     def _scale(self, model: str, job: object, labels_of: str | None) -> Scale | None:
@@ -195,14 +198,14 @@ class Session(AbstractContextManager["Session"]):
         return info.scale_of(model, str(job)) if labels_of is None else info.scale_of(labels_of, labels_of)
 
     def _say_names(
-        self, model: str, results: Sequence[Classified], names: Mapping[int, str], fits: bool, scale: Scale | None
+        self, model: str, results: Sequence[Classified], names: Mapping[int, str], labels_fit: bool, scale: Scale | None
     ) -> None:
-        if any(one.score is not None for one in results):
+        if any(result.score is not None for result in results):
             if scale is None:
                 self._notice(f"the key has no scale for {model}, so its own numbers are shown; see --labels-of")
         elif not names:
             self._notice(f"the key has no label names for {model}, so its numbers are shown; see --labels-of")
-        elif not fits:
+        elif not labels_fit:
             self._notice(f"the key's {len(names)} label names do not fit the answers of {model}; numbers are shown")
 
     # --- generation ---------------------------------------------------------------------------------------------------
@@ -270,17 +273,17 @@ class Session(AbstractContextManager["Session"]):
 
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
         self._count(1, len(ids))
-        decoder, counted = self.codec.stream(), 0
+        decoder, tokens = self.codec.stream(), 0
         try:
-            for fresh in self.remote.generate(model, ids, sampling):
-                answer.ids += fresh
-                if answer.tokens - counted >= COUNTED:
-                    self._count(0, answer.tokens - counted)
-                    counted = answer.tokens
-                yield decoder.push(fresh)
+            for new_ids in self.remote.generate(model, ids, sampling):
+                answer.ids += new_ids
+                if answer.tokens - tokens >= UNCOUNTED_TOKENS:
+                    self._count(0, answer.tokens - tokens)
+                    tokens = answer.tokens
+                yield decoder.push(new_ids)
             yield decoder.flush()
         finally:  # the answer is text under this key too, and so is the part of one that is cut off
-            self._count(0, answer.tokens - counted)
+            self._count(0, answer.tokens - tokens)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
@@ -318,17 +321,19 @@ class Session(AbstractContextManager["Session"]):
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
-        about = (data, validation, task, hold_out, hyperparameters, self._notice)
-        request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
+        arguments = (data, validation, task, hold_out, hyperparameters, self._notice)
+        request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *arguments)
         about_model = self.describe(model)
         require_generator(request.source, request.train, about_model.get("kind"))
         self._require_layers(request.settings, about_model.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            paths, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
             self._notice(request.announced(first.rows))
             self.unlocked = self.unlocked.remember(request.numbers)
-            train, *others = (self.remote.upload(one, stage) for one in written)
-        job = self.remote.create_job(model, train, request.settings, others[0] if others else None, suffix)
+            train, *validation_files = (self.remote.upload(path, stage) for path in paths)
+        job = self.remote.create_job(
+            model, train, request.settings, validation_files[0] if validation_files else None, suffix
+        )
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(request.numbers, str(job["id"]), model)
         return Job(self.remote, str(job["id"]), request.train.task, job.get("status"))
@@ -337,13 +342,13 @@ class Session(AbstractContextManager["Session"]):
         """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered for it."""
         from milkglass.server.spec import Hyperparameters
 
-        chosen = Hyperparameters(**settings)
-        fitted = chosen.fitted(layers)
-        if fitted is not chosen:
+        hyperparameters = Hyperparameters(**settings)
+        fitted = hyperparameters.fitted(layers)
+        if fitted is not hyperparameters:
             self._notice(
                 f"the model has {layers} layer{'' if layers == 1 else 's'}: so that LoRA adapts some, its first "
-                f"{fitted.full_first} and last {fitted.full_last} are trained in full, not {chosen.full_first} and "
-                f"{chosen.full_last}"
+                f"{fitted.full_first} and last {fitted.full_last} are trained in full, not "
+                f"{hyperparameters.full_first} and {hyperparameters.full_last}"
             )
 
     def _count(self, texts: int, tokens: int) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.data.training_rows import Numbers, WrittenParquet, numbers_of, require_generator, write_parquet
+from milkglass.client.data.training_rows import Numbers, WriteCounts, numbers_of, require_generator, write_parquet
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import permutation
 from milkglass.errors import UsageError
@@ -31,32 +31,30 @@ from milkglass.rows.place import listed
 from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from milkglass.client.codec.codec import Codec
     from milkglass.client.key.key import Key
 
 
 LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
-STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
-PATIENCE = 3  # epochs without improvement before training stops
-SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
-BATCH_SIZE = 32
+MIN_STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
+PATIENCE_EPOCHS = 3  # epochs without improvement before training stops
+HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
+BATCH_SIZE: int = Hyperparameters.model_fields["batch_size"].default
 
 
-def training_defaults(task: str, rows: int, given: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
+def training_defaults(task: str, rows: int, settings: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
     """Returns the hyperparameters that were given, with defaults for those that are None or missing.
 
     A task "causal-lm" gets no defaults. `evaluated`: there are rows by which epochs are compared.
     """
-    requested = {name: value for name, value in given.items() if value is not None}
+    requested = {name: value for name, value in settings.items() if value is not None}
     if task == "causal-lm":
         return requested
     batch = requested.get("batch_size") or BATCH_SIZE
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(STEPS * batch / max(1, rows))))
+    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(MIN_STEPS * batch / max(1, rows))))
     ours: dict[str, Any] = {"learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "n_epochs": float(epochs)}
     if evaluated and "max_steps" not in requested:
-        ours["early_stopping"] = PATIENCE
+        ours["early_stopping"] = PATIENCE_EPOCHS
     return {**ours, **requested}
 
 
@@ -67,7 +65,7 @@ def steps_of(rows: int, settings: Hyperparameters) -> int:
 
 def held_out(rows: int) -> int:
     """Returns how many of so many rows are held out to compare epochs by. 0: there are too few."""
-    count = min(MOST_HELD_OUT, round(SHARE * rows))
+    count = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * rows))
     return count if count >= LEAST_HELD_OUT else 0
 
 
@@ -78,9 +76,9 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
     whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
     """
     order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
-    chosen = np.zeros(rows, np.bool_)
-    chosen[order[: held_out(rows)]] = True
-    return chosen
+    is_held_out = np.zeros(rows, np.bool_)
+    is_held_out[order[: held_out(rows)]] = True
+    return is_held_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +117,15 @@ class TrainingRequest:
         require_generator(source, train, key.info.kind)
         parts: tuple[TrainingPart, ...] = (TrainingPart(source, train.rows),)
         if validation is not None:
-            other = DataFile.of(validation)
-            parts = (*parts, TrainingPart(other, checked(other, train.task).rows))
+            validation_file = DataFile.of(validation)
+            parts = (*parts, TrainingPart(validation_file, checked(validation_file, train.task).rows))
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
-            count = _held_out(train, source.name)
+            count = _held_out_count(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
-            apart = held_out_rows(key.root, key.model_digest, train.rows)
-            parts = tuple(TrainingPart(source, int(one.sum()), one) for one in (~apart, apart))
+            held_out = held_out_rows(key.root, key.model_digest, train.rows)
+            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~held_out, held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
@@ -146,35 +144,35 @@ class TrainingRequest:
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
-    ) -> tuple[list[Path], WrittenParquet]:  # fmt: skip
+    ) -> tuple[list[Path], WriteCounts]:  # fmt: skip
         """Writes the parts as scrambled files into a folder. Returns their paths, and what the first one contains."""
-        done, paths = (
-            list[WrittenParquet](),
+        counts, paths = (
+            list[WriteCounts](),
             [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
         )
         for part, path in zip(self.parts, paths, strict=True):
             length = self.settings["max_length"]
-            written = write_rows(
+            result = write_rows(
                 unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
             )
-            done.append(written)
-        return paths, done[0]
+            counts.append(result)
+        return paths, counts[0]
 
     def announced(self, rows: int) -> str:
         """Returns how long the training is, in steps: only the server's machine can tell minutes."""
-        chosen = Hyperparameters(**self.settings)
-        epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epoch{'' if chosen.n_epochs == 1 else 's'}"
-        steps, size = steps_of(rows, chosen), chosen.batch_size
+        spec = Hyperparameters(**self.settings)
+        epochs = "" if spec.max_steps else f" for {spec.n_epochs:g} epoch{'' if spec.n_epochs == 1 else 's'}"
+        steps, size = steps_of(rows, spec), spec.batch_size
         trained = "1 row is" if rows == 1 else f"{rows:,} rows are"
         words = f"{trained} trained with{epochs}, {steps:,} step{'' if steps == 1 else 's'} of {size} rows"
-        if chosen.early_stopping:
-            words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
-        if len(self.parts) == 1 and chosen.task == "classification":
+        if spec.early_stopping:
+            words += f"; {spec.early_stopping} epochs that are no better may end it sooner"
+        if len(self.parts) == 1 and spec.task == "classification":
             words += "; accuracy is not shown without --validation FILE or --hold-out"
         return f"{words}; how long it takes is shown after the first steps"
 
 
-def _held_out(train: Summary, name: str) -> int:
+def _held_out_count(train: Summary, name: str) -> int:
     """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
     if train.task == "causal-lm":
         raise UsageError(
@@ -183,7 +181,7 @@ def _held_out(train: Summary, name: str) -> int:
     if not (count := held_out(train.rows)):
         raise UsageError(
             f"a tenth of the {train.rows:,} rows of {name} is less than {LEAST_HELD_OUT}, too few to compare epochs by",
-            f"give --validation FILE, or {LEAST_HELD_OUT / SHARE:.0f} rows, or leave --hold-out out",
+            f"give --validation FILE, or {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
     return count
 
@@ -207,22 +205,22 @@ def write_rows(
     stage: Stage = no_stage,
     notice: Log = no_log,
     skip_long: bool = False,
-    which: NDArray[Any] | None = None,
-) -> WrittenParquet:
+    selection: NDArray[Any] | None = None,
+) -> WriteCounts:
     """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
     advance = stage(f"scramble {data.name}", rows)
-    written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
-    if written.left_out:
+    counts = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, selection)
+    if counts.left_out:
         notice(
-            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
-            f"{max_length} tokens ({listed(written.left_out)})"
+            f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
+            f"{max_length} tokens ({listed(counts.left_out)})"
         )
-    if written.rows > (whole := rows - len(written.left_out)):
+    if counts.rows > (expected := rows - len(counts.left_out)):
         notice(
-            f"{whole:,} conversations of {data.name} make {written.rows:,} examples, one of each answer: the chat "
+            f"{expected:,} conversations of {data.name} make {counts.rows:,} examples, one of each answer: the chat "
             "template writes earlier turns in another way once there are later ones"
         )
-    if written.cut:
-        notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
-    unlocked.count(written.rows, written.tokens, notice)
-    return written
+    if counts.cut:
+        notice(f"{counts.cut:,} of {counts.rows:,} examples of {data.name} were cut to {max_length} tokens")
+    unlocked.count(counts.rows, counts.tokens, notice)
+    return counts

@@ -48,25 +48,25 @@ class DemoResult:
 
     @property
     def correct(self) -> int:
-        return sum(one["label"] == one["truth"] for one in self.classified)
+        return sum(message["label"] == message["truth"] for message in self.classified)
 
     @property
     def answered(self) -> int:
-        return sum(one["answer"] == one["truth"] for one in self.generated)
+        return sum(text["answer"] == text["truth"] for text in self.generated)
 
     @property
     def ways(self) -> list[tuple[str, float, str]]:
         """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
-        done = [one for one in self.compared["ways"] if one["state"] == "done"]
-        return [(one["title"], one["quality"]["value"], _read(one["reading"])) for one in done]
+        done = [way for way in self.compared["ways"] if way["state"] == "done"]
+        return [(way["title"], way["quality"]["value"], _reading_words(way["reading"])) for way in done]
 
     def words(self) -> str:
         """Returns the result for the terminal."""
-        asked = len(self.classified)
+        count = len(self.classified)
         lines = [
-            *(f"{title}: {percent(right)} right, {read}" for title, right, read in self.ways),
+            *(f"{title}: {percent(share)} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
-            f"{self.correct} of {asked} unseen messages sorted correctly by the model at the server",
+            f"{self.correct} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.answered} of {len(self.generated)} questions answered correctly in words",
             *(f"{half.ref}: {half.audit['verdict']}" for half in (self.sorting, self.writing)),
             "Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).",
@@ -76,18 +76,18 @@ class DemoResult:
     def write(self, path: Path) -> None:
         document = {**asdict(self), "correct": self.correct, "answered": self.answered}
         for name in ("sorting", "writing"):
-            document[name]["options"] = [str(one) for one in document[name]["options"]]
+            document[name]["options"] = [str(option) for option in document[name]["options"]]
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _read(reading: Mapping[str, Any] | None) -> str:
+def _reading_words(reading: Mapping[str, Any] | None) -> str:
     """Returns what the attacks read of a way, in words."""
     if reading is None:
         return "nothing is sent"
     if reading["content"] is None:
         return "not measured"
-    least = "at least " if reading["cut"] else ""
-    return f"{least}{percent(reading['content']['value'])} of names and content words read"
+    prefix = "at least " if reading["cut"] else ""
+    return f"{prefix}{percent(reading['content']['value'])} of names and content words read"
 
 
 def size(count: int) -> str:

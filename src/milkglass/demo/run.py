@@ -32,11 +32,11 @@ from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
 
 READY = "listening on "
-PATIENCE = 120.0  # seconds until it must listen
-GRACE = 30.0  # seconds to stop in good order
+PATIENCE_SECONDS = 120.0  # seconds until it must listen
+GRACE_SECONDS = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
-LARGE = 8 << 20  # bytes; larger files are models and are removed at the end
+LARGE_FILE_BYTES = 8 << 20  # bytes; larger files are models and are removed at the end
 MOST_BUSY = 4.0  # times as long as on a machine with nothing else to do
 WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
 COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
@@ -90,12 +90,14 @@ class Service:
 
     @property
     def url(self) -> str:
-        """The server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
+        """Returns the server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
         while self._url is None:
             try:
-                line = self._lines.get(timeout=PATIENCE)
+                line = self._lines.get(timeout=PATIENCE_SECONDS)
             except queue.Empty:
-                raise Unreachable(f"the server did not start within {PATIENCE:.0f} s", f"see {self.log}") from None
+                raise Unreachable(
+                    f"the server did not start within {PATIENCE_SECONDS:.0f} s", f"see {self.log}"
+                ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log}")
             if READY in line:
@@ -104,17 +106,17 @@ class Service:
 
     @property
     def token(self) -> str:
-        """The token that the server made at its first start. Whoever runs the server gives it to the client."""
+        """Returns the token that the server made at its first start. Whoever runs the server gives it to the client."""
         return (self.home / "token").read_text("utf-8").strip()
 
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
         try:
-            self._process.wait(GRACE)
+            self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session: this is the server and no other
             self._process.wait()
-        self._reader.join(GRACE)
+        self._reader.join(GRACE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -138,21 +140,21 @@ class Demo:
         Raises:
             MilkglassError: the command failed; it has said why.
         """
-        line = [str(one) for one in words]
+        line = [str(word) for word in words]
         print(f"\n$ milkglass {shlex.join(line)}", flush=True)
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
-        started = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
+        command = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
         output = subprocess.PIPE if as_json else None
         quiet = as_json and line[0] != "compare"  # which says itself what it does
         with at_work(line[0]) if quiet else nullcontext():
-            done = subprocess.run(started, stdout=output, env={**os.environ, **server}, text=True, check=False)
-        if done.returncode:
+            process = subprocess.run(command, stdout=output, env={**os.environ, **server}, text=True, check=False)
+        if process.returncode:
             raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
-        return json.loads(done.stdout) if as_json else None
+        return json.loads(process.stdout) if as_json else None
 
     def half(self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]) -> Half:
         """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
-        started, client = time.monotonic(), self.out / "client"
+        begin, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
@@ -167,7 +169,7 @@ class Demo:
         from milkglass.models.resolve import resolve
 
         sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
-        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
+        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - begin)
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
@@ -177,17 +179,17 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     than an earlier demo.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
-    started = time.monotonic()
+    begin = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
-    with stoppable(), _claimed(out):
+    with stoppable(), _claim(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
-        with Service(out / "server", [_served(out / "bases")], out / "server.log") as service:
+        with Service(out / "server", [_copy_served(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
             compared = _comparison(demo)
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
         result = DemoResult(
-            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
+            version("milkglass"), time.monotonic() - begin, compared, sorting, classified, writing, generated
         )
         result.write(out / "result.json")
         write_page(out / "index.html", result)
@@ -201,23 +203,23 @@ def _comparison(demo: Demo) -> dict[str, Any]:
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
     words = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
-    found: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
-    print("\n".join(found["verdict"]), flush=True)
-    return found
+    result: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
+    print("\n".join(result["verdict"]), flush=True)
+    return result
 
 
 def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """A BERT learns to send messages to the right desk. Returns the half, and each test message with its label."""
+    """Trains a BERT to send messages to the right desk. Returns the half, and each test message with its label."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     half = demo.half("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
     answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
-    return half, [{"text": row["text"], "truth": row["label"], "label": one["label"]} for row, one in pairs]
+    return half, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
 
 
 def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """A small Llama learns to name the desk in words. Returns the half, and some test instructions with the answers."""
+    """Trains a small Llama to name the desk in words. Returns the half, and some test instructions with the answers."""
     train = demo.data("replies_train.jsonl")
     half = demo.half("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
@@ -249,7 +251,7 @@ def at_work(command: str) -> Iterator[None]:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
-def _claimed(out: Path) -> Iterator[None]:
+def _claim(out: Path) -> Iterator[None]:
     """Makes `out` fresh, and at the end removes models, except the one that the comparison kept, and the passphrase.
 
     Raises UsageError if no demo made the folder.
@@ -270,13 +272,15 @@ def _claimed(out: Path) -> Iterator[None]:
     finally:
         for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
             large = (
-                path.is_file() and path.stat().st_size > LARGE and path.parent != out / "client" / COMPARISON / "kept"
+                path.is_file()
+                and path.stat().st_size > LARGE_FILE_BYTES
+                and path.parent != out / "client" / COMPARISON / "kept"
             )
             if large or path.name == "passphrase":
                 path.unlink()
 
 
-def _served(bases: Path) -> Path:
+def _copy_served(bases: Path) -> Path:
     """Returns a folder with the weights and configs of the base model that a delta is assembled with."""
     from milkglass.models.resolve import resolve
     from milkglass.models.staging import link_or_copy

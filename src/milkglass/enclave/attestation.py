@@ -6,7 +6,7 @@ nothing.
 
 Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
 secret is the processor's, and other code gets another key. The other kinds keep the secret in a file beside the data,
-which protects nothing from the machine's owner, as NOT ATTESTED says.
+which protects nothing from the machine's owner, as NOT ATTESTED_KIND says.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from milkglass.attest import intel
 from milkglass.errors import EnclaveError
 
 KINDS = ("process", "gramine-direct", "gramine-sgx")
-ATTESTED = "gramine-sgx"
+ATTESTED_KIND = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
 SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine: bound to the processor and to the measurement
-NONCE = 12
+NONCE_BYTES = 12
 ATTESTED_BY_QUOTE = (
     "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "
     "level of its microcode is allowed"
 )
-NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
+NOT_ATTESTED = (
+    "NOT ATTESTED_KIND: nothing proves to the provider what runs here; this machine's owner can read the table"
+)
 
 
 def measurement_of(kind: str) -> str:
     """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
-    if kind == ATTESTED:
+    if kind == ATTESTED_KIND:
         return str(intel.parsed(quote(kind, "", bytes(64))).report.mr_enclave.hex())
-    whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
+    hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
-        whole.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
-    return whole.hexdigest()
+        hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
+    return hasher.hexdigest()
 
 
 def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
     """Returns a quote with this report data. Raises EnclaveError if the processor gives none."""
-    if kind != ATTESTED:
+    if kind != ATTESTED_KIND:
         return software_quote(kind, measurement, report_data)
     try:
         (DEVICE / "user_report_data").write_bytes(report_data)
@@ -72,7 +74,7 @@ def machine_secret(kind: str, secret: str) -> bytes:
 
     For kinds without SGX it is in `secret`, the content of the host's file, in hex.
     """
-    if kind != ATTESTED:
+    if kind != ATTESTED_KIND:
         return bytes.fromhex(secret)
     try:
         return SGX_KEY.read_bytes()
@@ -87,14 +89,14 @@ def sealing_key(secret: bytes, measurement: str) -> bytes:
 
 def seal(key: bytes, name: str, content: bytes) -> bytes:
     """Encrypts and authenticates content under its name, so that no piece can replace another."""
-    nonce = secrets.token_bytes(NONCE)
+    nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
 
 
 def unseal(key: bytes, name: str, sealed: bytes) -> bytes:
     """Opens what `seal` returned. Raises EnclaveError if it was sealed for another enclave, or changed."""
     try:
-        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE], sealed[NONCE:], name.encode())
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name.encode())
     except (InvalidTag, ValueError):
         raise EnclaveError(
             f"the sealed {name} does not open: it was sealed by another version of the enclave, or damaged",

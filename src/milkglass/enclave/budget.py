@@ -2,8 +2,8 @@
 
 The limit is a bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows through one enclave takes at
 least (n - burst) / per_hour hours. The level is sealed beside the table, starts full when the enclave is built, and is
-needed to open the table, so that a restart does not fill the bucket. Rows are charged before they leave, `AHEAD` at a
-time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
+needed to open the table, so that a restart does not fill the bucket. Rows are charged before they leave, ROWS_AHEAD at
+a time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
 
 Without a monotonic counter and a clock of its own, no software prevents the following. A machine's owner who restores
 an older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
 
-AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
+ROWS_AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
 
 
 class NotCharged(Exception):
@@ -83,17 +83,17 @@ class RowBudget:
     def charge(self, rows: int) -> float:
         """Charges so many rows, and returns the level to be written before they leave, or raises EnclaveError."""
         now = self.clock()
-        passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
+        elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
-        self.level = min(room, self.level + passed * self.policy.per_hour / 3600)
+        self.level = min(room, self.level + elapsed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
-        whole = self.level + self.charged
-        if rows > whole:
-            seconds = (rows - whole) * 3600 / self.policy.per_hour
+        available = self.level + self.charged
+        if rows > available:
+            seconds = (rows - available) * 3600 / self.policy.per_hour
             raise EnclaveError(
-                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(whole)}",
+                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        more = int(min(self.level, max(rows - self.charged, AHEAD)))
-        self.level, self.charged = self.level - more, self.charged + more
+        grant = int(min(self.level, max(rows - self.charged, ROWS_AHEAD)))
+        self.level, self.charged = self.level - grant, self.charged + grant
         return self.level

@@ -21,7 +21,7 @@ from typing import Any
 from milkglass import errors
 from milkglass.attest.claims import Verdict
 from milkglass.enclave import gramine, prompt, release
-from milkglass.enclave.attestation import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
+from milkglass.enclave.attestation import ATTESTED_BY_QUOTE, ATTESTED_KIND, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
 from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
@@ -30,7 +30,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
 from milkglass.rows.messages import Message
 
-PROGRAM = "milkglass.enclave.program"
+PROGRAM_MODULE = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
 NAMESPACES = "user, network, processes and mounts of its own"
 
@@ -70,15 +70,15 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
         self.kind, self.folder, self.about = kind, folder, dict[str, Any]()
-        self.keep: Callable[[bytes], None] = _dropped
+        self.keep: Callable[[bytes], None] = _drop
         self.tokenizer: Path | None = None
         self._template: Any = None
         self._stage: Stage = no_stage
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        place = None if kind == "process" else folder
-        self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
+        work_folder = None if kind == "process" else folder
+        self._process = subprocess.Popen(command, **pipes, env=environment, cwd=work_folder, start_new_session=True)
         self.verdict: Verdict | None = None
         try:
             hello, _ = self._read()
@@ -87,7 +87,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         except EnclaveError:
             self.close()
             raise
-        self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
+        self.measurement, self.holds = (
+            str(hello["measurement"]),
+            [str(protection) for protection in hello["holds"] if protection],
+        )
 
     def attest(self, measurement: str, verifier: QuoteVerifier | None = None) -> None:
         """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError.
@@ -100,9 +103,9 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
                 f"the enclave's measurement is {self.measurement}, {measurement} is expected",
                 "build the enclave again: an update of Milkglass changes its code",
             )
-        if self.kind != ATTESTED:
+        if self.kind != ATTESTED_KIND:
             return
-        nonce = secrets.token_bytes(release.NONCE)
+        nonce = secrets.token_bytes(release.NONCE_BYTES)
         public, quote = self.challenge(nonce)
         expecting = (verifier or QuoteVerifier.of_folder(self.folder)).expecting(measurement)
         self.verdict = expecting.require(quote, release.report_data(public, nonce), self.collateral)
@@ -116,7 +119,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def collateral(self) -> bytes:
         """Returns what Intel signs beside this enclave's quotes; empty without a file of it in the folder."""
         path = self.folder / COLLATERAL
-        return path.read_bytes() if self.kind == ATTESTED and path.is_file() else b""
+        return path.read_bytes() if self.kind == ATTESTED_KIND and path.is_file() else b""
 
     @property
     def notice(self) -> str:
@@ -128,7 +131,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Returns what every report says of this enclave."""
         if self.verdict is None:
             return NOT_ATTESTED
-        accepted = "; ".join(f"{name} ({why})" for name, why in self.verdict.accepted.items())
+        accepted = "; ".join(f"{name} ({reason})" for name, reason in self.verdict.accepted.items())
         return f"{ATTESTED_BY_QUOTE}. Accepted by the policy: {accepted}" if accepted else ATTESTED_BY_QUOTE
 
     def __exit__(self, *error: object) -> None:
@@ -174,7 +177,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
         """Sanitizes a text of at most `limit` tokens after its instruction. Raises CodecError, EnclaveError."""
-        return self._sanitized(prompt.text_pieces(text, instruction), True, limit, settings)
+        return self._sanitize(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
@@ -187,9 +190,9 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             if self.tokenizer is None:
                 raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
             self._template = load_tokenizer(self.tokenizer, provider=True)
-        return self._sanitized(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
+        return self._sanitize(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
 
-    def _sanitized(
+    def _sanitize(
         self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings
     ) -> SanitizedPrompt:
         content = json.dumps(prompt.to_json(pieces)).encode()
@@ -205,18 +208,18 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         with self._turn:
-            value, answer = self._asked(name, content, **fields)
+            value, answer = self._ask(name, content, **fields)
             if "charged" in value:
                 self.keep(answer)
-                value, answer = self._asked(name, content, **fields)
+                value, answer = self._ask(name, content, **fields)
             return value, answer
 
-    def _asked(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdin is not None
         try:
             write_message(self._process.stdin, {"call": name, **fields}, content)
         except (OSError, ValueError):
-            raise self._ended() from None
+            raise self._ending() from None
         value, answer = self._read()
         progress: Progress = no_progress
         while "size" in value or "progress" in value:  # of `lists`, before its answer
@@ -238,16 +241,16 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         except (OSError, ValueError):
             message = None
         if message is None:
-            raise self._ended()
+            raise self._ending()
         return message
 
-    def _ended(self) -> EnclaveError:
+    def _ending(self) -> EnclaveError:
         try:
             code = self._process.wait(5)
-            how = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+            ending = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            how = "closed its pipe"
-        return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
+            ending = "closed its pipe"
+        return EnclaveError(f"the enclave's process {ending}", "run the command again; nothing of your text was kept")
 
 
 def require_kind(kind: str) -> None:
@@ -255,7 +258,7 @@ def require_kind(kind: str) -> None:
         raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
 
 
-def _dropped(state: bytes) -> None:
+def _drop(state: bytes) -> None:
     """Drops the state of an enclave that was not opened from a folder: there is no next start."""
 
 
@@ -263,7 +266,7 @@ def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Returns how a kind is started, and its environment, which has nothing of the user's own."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    inner = [sys.executable, "-P", "-m", PROGRAM, kind]
+    inner = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
     if kind != "process":
         starter = shutil.which(kind)
         if starter is None:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from milkglass import files
 from milkglass.enclave import gramine
-from milkglass.enclave.attestation import ATTESTED
+from milkglass.enclave.attestation import ATTESTED_KIND
 from milkglass.enclave.enclave import Enclave, require_kind
-from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
+from milkglass.enclave.package import TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer
@@ -103,34 +103,34 @@ def build(
     stays.
     """
     require_kind(kind)
-    with _place(folder, kind) as place, Enclave(kind, place) as enclave:
+    with _place(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
         enclave.attest(enclave.measurement)
-        secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
+        secret = b"" if kind == ATTESTED_KIND else secrets.token_bytes(32)
         fetching = stage("receive the table", 0)
         package = fetch(enclave)
         fetching(1)
         tokenizer = enclave.release(package, secret)
-        if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
+        if other_files := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
-                f"the enclave hands out {len(other)} files that are not a tokenizer's",
+                f"the enclave hands out {len(other_files)} files that are not a tokenizer's",
                 f"files: {', '.join(TOKENIZER_FILES)}",
             )
-        about = EnclaveAbout(
+        description = EnclaveAbout(
             kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"]),
             WORDS if corpus is None else CORPUS,
         )  # fmt: skip
-        files.private_dir(place / TOKENIZER)
+        files.private_dir(work_folder / TOKENIZER)
         for name, text in tokenizer.items():
-            files.write(place / TOKENIZER / name, text)
-        known = load_tokenizer(place / TOKENIZER, provider=True)  # the lists take long
+            files.write(work_folder / TOKENIZER / name, text)
+        loaded = load_tokenizer(work_folder / TOKENIZER, provider=True)  # the lists take long
         sealed, state = enclave.lists(k, stage)
-        files.write(place / SEALED, sealed)
-        files.write(place / STATE, state)
-        files.write(place / SECRET, secret)
-        counts = token_counts_of(known, about.rows, corpus, stage)
-        files.write(place / COUNTS, json.dumps(counts.tolist()))
-        files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
-    return about, enclave
+        files.write(work_folder / SEALED, sealed)
+        files.write(work_folder / STATE, state)
+        files.write(work_folder / SECRET, secret)
+        counts = token_counts_of(loaded, description.rows, corpus, stage)
+        files.write(work_folder / COUNTS, json.dumps(counts.tolist()))
+        files.write_json(work_folder / NAME, {"milkglass_enclave": VERSION, **asdict(description)})
+    return description, enclave
 
 
 @contextmanager
@@ -147,8 +147,8 @@ def _place(folder: Path, kind: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        written = [folder / name for name in (NAME, SEALED, STATE, SECRET, COUNTS)]
-        for path in [*written, *(folder / TOKENIZER).iterdir()]:
+        paths = [folder / name for name in (NAME, SEALED, STATE, SECRET, COUNTS)]
+        for path in [*paths, *(folder / TOKENIZER).iterdir()]:
             path.unlink(missing_ok=True)
         raise
 
@@ -165,16 +165,16 @@ def opened(folder: Path) -> Iterator[Enclave]:
     Raises UsageError if another process has it open, and EnclaveError if it does not prove to be the enclave that the
     table was sealed for.
     """
-    about = EnclaveAbout.read(folder)
-    with _alone(folder), Enclave(about.kind, folder) as enclave:
-        enclave.attest(about.measurement)
+    description = EnclaveAbout.read(folder)
+    with _alone(folder), Enclave(description.kind, folder) as enclave:
+        enclave.attest(description.measurement)
         for name in (SEALED, SECRET, STATE, COUNTS):
             if not (folder / name).is_file():
                 raise EnclaveError(f"{folder.name} has no {name}: the table stays closed", "build the enclave again")
         state = (folder / STATE).read_bytes()
         counts = json.loads((folder / COUNTS).read_text("utf-8"))
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
-        tokenizer = folder.absolute() / TOKENIZER if about.kind == "process" else Path(gramine.TOKENIZER)
+        tokenizer = folder.absolute() / TOKENIZER if description.kind == "process" else Path(gramine.TOKENIZER)
         enclave.open(sealed, secret, state, tokenizer, counts)
         enclave.tokenizer = folder / TOKENIZER
         enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
@@ -188,15 +188,15 @@ def opened(folder: Path) -> Iterator[Enclave]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Locks the folder while its process lives: two enclaves from one state would spend the same rows twice."""
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"the enclave in {folder} is open already", "end the command that uses it") from None
     else:
         yield
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:

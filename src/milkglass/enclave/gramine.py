@@ -14,14 +14,14 @@ import sysconfig
 from pathlib import Path
 
 from milkglass import files
-from milkglass.enclave.attestation import ATTESTED
+from milkglass.enclave.attestation import ATTESTED_KIND
 from milkglass.errors import UsageError
 
 APP = "milkglass-enclave"
 MANIFEST, SCRIPT = f"{APP}.manifest.template", "sign.sh"
-SIGNED = {"gramine-direct": (f"{APP}.manifest",), ATTESTED: (f"{APP}.manifest.sgx", f"{APP}.sig")}
+SIGNED_FILES = {"gramine-direct": (f"{APP}.manifest",), ATTESTED_KIND: (f"{APP}.manifest.sgx", f"{APP}.sig")}
 TOKENIZER = "tokenizer"  # relative to the folder; inside, to /
-THREADS, SIZE = 64, "8G"
+MAX_THREADS, ENCLAVE_SIZE = 64, "8G"
 HEADER = "# The embedding layer of a split model in an enclave. Rendered by gramine-manifest; see sign.sh.\n"
 RUNTIME = "{{ gramine.runtimedir() }}"
 
@@ -45,14 +45,14 @@ def manifest(kind: str) -> str:
         "sys.stack.size": "8M",
         "sgx.debug": False,
         "sgx.edmm_enable": False,
-        "sgx.enclave_size": SIZE,
-        "sgx.max_threads": THREADS,
-        "sgx.remote_attestation": "dcap" if kind == ATTESTED else "none",
+        "sgx.enclave_size": ENCLAVE_SIZE,
+        "sgx.max_threads": MAX_THREADS,
+        "sgx.remote_attestation": "dcap" if kind == ATTESTED_KIND else "none",
         "sgx.trusted_files": [f"file:{path}" for path in trusted],
         "sgx.allowed_files": [f"file:{TOKENIZER}/"],
     }
-    same = [*system, sys.base_prefix, *packages, str(source.parent)]
-    mounts = {"/lib": RUNTIME, **{path: path for path in same}, f"/{TOKENIZER}": TOKENIZER}
+    trusted_folders = [*system, sys.base_prefix, *packages, str(source.parent)]
+    mounts = {"/lib": RUNTIME, **{path: path for path in trusted_folders}, f"/{TOKENIZER}": TOKENIZER}
     tables = "".join(
         f"\n[[fs.mounts]]\npath = {json.dumps(path)}\nuri = {json.dumps(f'file:{uri}')}\n"
         for path, uri in mounts.items()
@@ -75,7 +75,7 @@ def _library() -> list[str]:
 def script(kind: str) -> str:
     """Returns the shell script that makes the manifest ready to start."""
     steps = [f"gramine-manifest {MANIFEST} {APP}.manifest"]
-    if kind == ATTESTED:
+    if kind == ATTESTED_KIND:
         steps.append(f"gramine-sgx-sign --manifest {APP}.manifest --output {APP}.manifest.sgx")
         steps.append(f"gramine-sgx-sigstruct-view {APP}.sig  # mr_enclave: what the provider allows")
     return "\n".join(["#!/bin/sh", "set -eu", 'cd "$(dirname "$0")"', *steps]) + "\n"
@@ -94,6 +94,6 @@ def require_signed(kind: str, folder: Path) -> None:
         raise UsageError(
             f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"
         )
-    missing = [name for name in SIGNED[kind] if not (folder / name).is_file()]
+    missing = [name for name in SIGNED_FILES[kind] if not (folder / name).is_file()]
     if missing:
         raise UsageError(f"{folder} has no {missing[0]}", f"run {folder / SCRIPT}, which needs Gramine, and try again")

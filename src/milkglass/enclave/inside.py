@@ -51,7 +51,7 @@ class Inside:
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
             "hello": self._hello, "challenge": self._challenge, "release": self._release, "lists": self._lists,
-            "open": self._unsealed, "prompt": self._prompt, "rows": self._rows, "decode": self._decode,
+            "open": self._unseal, "prompt": self._prompt, "rows": self._rows, "decode": self._decode,
             "state": self._state,
         }  # fmt: skip
         if name not in calls:
@@ -59,7 +59,7 @@ class Inside:
         try:
             return calls[name](content, **request)
         except NotCharged as due:  # the host writes the lowered level, and asks again
-            return {"charged": True}, self._sealed(self._table.budget.charge(due.rows), self._table.root)
+            return {"charged": True}, self._seal(self._table.budget.charge(due.rows), self._table.root)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _hello(self, content: bytes) -> Reply:
@@ -67,8 +67,8 @@ class Inside:
 
     def _challenge(self, nonce: bytes) -> Reply:
         """Returns a quote for the provider's nonce, and a key for its package."""
-        if len(nonce) != release.NONCE:
-            raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
+        if len(nonce) != release.NONCE_BYTES:
+            raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE_BYTES} are needed")
         self._own, self._nonce = X25519PrivateKey.generate(), nonce
         public = self._own.public_key().public_bytes_raw()
         quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))
@@ -78,34 +78,34 @@ class Inside:
         """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
-        package = self._released = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
+        package = self._released = TablePackage.from_bytes(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
-        return {**self._described(package), "files": package.files}, b""
+        return {**self._describe(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
         """Returns the released package with lists, sealed, and the first state, without which the table never opens."""
         package, self._released = self._released, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
+        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).to_bytes())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
-        state = self._sealed(float(package.policy.burst), secrets.token_bytes(32))
+        state = self._seal(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
-    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
+    def _unseal(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
         """Opens the table, once: a second opening could restore an older state."""
         if self._open is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.decode(attestation.unseal(self._key, TABLE, content))
-        if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
+        package = TablePackage.from_bytes(attestation.unseal(self._key, TABLE, content))
+        if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer_digest:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
-        level, root = self._restored(state)
-        known, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
-        if not np.array_equal(special_rows(known, rows), package.special):
+        level, root = self._restore(state)
+        loaded, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
+        if not np.array_equal(special_rows(loaded, rows), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
@@ -113,10 +113,10 @@ class Inside:
         tally = np.asarray(counts, np.int64)
         if tally.shape != (rows,):
             raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
-        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, known)
-        return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
+        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, loaded)
+        return {**self._describe(package), "by_byte": decodes_by_byte(loaded)}, b""
 
-    def _restored(self, state: str) -> tuple[float, bytes]:
+    def _restore(self, state: str) -> tuple[float, bytes]:
         """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
         raw = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
         if raw["table"] != self._sealed_table:
@@ -125,14 +125,14 @@ class Inside:
 
     def _state(self, content: bytes) -> Reply:
         """Returns what must survive a restart, sealed. Rows that leave later are charged again."""
-        return {}, self._sealed(self._table.budget.refund(), self._table.root)
+        return {}, self._seal(self._table.budget.refund(), self._table.root)
 
-    def _sealed(self, level: float, root: bytes) -> bytes:
+    def _seal(self, level: float, root: bytes) -> bytes:
         value = {"level": level, "root": root.hex(), "table": self._sealed_table}
         return attestation.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod
-    def _described(package: TablePackage) -> dict[str, Any]:
+    def _describe(package: TablePackage) -> dict[str, Any]:
         policy = package.policy
         return {
             "width": package.width, "rows": len(package.rows), "dtype": package.dtype,
@@ -180,13 +180,13 @@ class OpenTable:
         Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
         since the provider chooses which words are unknown.
         """
-        own = tokens.ids[tokens.private]
-        if self.package.special[own].any():
+        private_ids = tokens.ids[tokens.private]
+        if self.package.special[private_ids].any():
             raise EnclaveError(
                 "the tokenizer reads a part of your text as a special token, and these are not sanitized",
                 "leave it out, or don't use this provider: its tokenizer may call ordinary words special",
             )
-        ids = tokens.replaced(lambda own: self.sanitizer.sanitized(own, settings, self._stream(own, settings)))
+        ids = tokens.replaced(lambda ids: self.sanitizer.sanitized(ids, settings, self._stream(ids, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
         return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content

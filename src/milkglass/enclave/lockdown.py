@@ -23,7 +23,7 @@ from milkglass.system import close_memory
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 NEW_USER, NEW_NET = 0x10000000, 0x40000000
 ALLOW, EPERM = 0x7FFF0000, 0x00050001
-HOLDS = (
+PROTECTIONS = (
     "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
 )  # fmt: skip
 # The numbers of denied calls on x86-64 and aarch64; None: there is no such call
@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[int, int | None]] = {
 }
 # Calls whose flags are checked: their numbers, and which argument has the flags
 OPENS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SYSTEMS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the place of its numbers above, and its AUDIT_ARCH
 # BPF: a word of the call's data, jumps on equality, on more or equal and on common bits, an end
 LOAD, EQUAL, AT_LEAST, COMMON, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -92,7 +92,7 @@ def lock() -> list[str]:
     code = seccomp_filter(platform.machine())
     program = _Program(len(code) // 8, code)
     _require(libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0, "seccomp")
-    return [*HOLDS]
+    return [*PROTECTIONS]
 
 
 def seccomp_filter(machine: str) -> bytes:
@@ -101,21 +101,21 @@ def seccomp_filter(machine: str) -> bytes:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"
         )
-    place, architecture = SYSTEMS[machine]
-    denied = [number for numbers in CALLS.values() if (number := numbers[place]) is not None]
+    index, architecture = SYSTEMS[machine]
+    denied = [number for numbers in CALLS.values() if (number := numbers[index]) is not None]
     steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, NUMBER)]
     steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
-    steps += [one for number in denied for one in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
+    steps += [instruction for number in denied for instruction in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
     for numbers, argument in OPENS.values():
-        if (opens := numbers[place]) is not None:
+        if (opens := numbers[index]) is not None:
             steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half
-            steps += [(COMMON, 0, 1, WRITES), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
+            steps += [(COMMON, 0, 1, WRITE_FLAGS), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     steps += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 
 
-def _require(done: bool, what: str) -> None:
-    if not done:
+def _require(succeeded: bool, step: str) -> None:
+    if not succeeded:
         raise EnclaveError(
-            f"this system refuses {what} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"
+            f"this system refuses {step} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"
         )

@@ -23,8 +23,10 @@ from milkglass.sanitizers.table import special_rows
 if TYPE_CHECKING:
     import torch
 
-SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json")
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class TablePackage:
     """A table with what an enclave must know of it.
 
     Attributes:
-        rows: (n, d * size) uint8: the table's bytes.
+        rows: (n, d * b) uint8: the table's bytes, b of a number.
         special: (n,) whether a row is neither drawn nor replaced.
         dtype: the stored type of a number.
-        tokenizer: SHA-256 of the tokenizer's files, in hex.
+        tokenizer_digest: SHA-256 of the tokenizer's files, in hex.
         policy: how many rows may leave.
         near: (m, k) the candidates of each ordinary row, by their place among these. None before `lists.py` ran.
         scores: (m, k) their normalised cosines.
@@ -45,7 +47,7 @@ class TablePackage:
     rows: NDArray[np.uint8] = field(repr=False)
     special: NDArray[np.bool_] = field(repr=False)
     dtype: str
-    tokenizer: str
+    tokenizer_digest: str
     policy: RowPolicy
     near: NDArray[np.int32] | None = field(default=None, repr=False)
     scores: NDArray[np.float64] | None = field(default=None, repr=False)
@@ -53,7 +55,7 @@ class TablePackage:
 
     @property
     def width(self) -> int:
-        return self.rows.shape[1] // SIZES[self.dtype]
+        return self.rows.shape[1] // DTYPE_BYTES[self.dtype]
 
     def vectors(self) -> NDArray[np.float32]:
         """Returns (n, d) as fp32."""
@@ -79,32 +81,34 @@ class TablePackage:
         """Returns the package to seal: with candidate lists, and without the tokenizer's files."""
         return replace(self, near=near, scores=scores, files={})
 
-    def encode(self) -> bytes:
-        info = {
-            "dtype": self.dtype, "tokenizer": self.tokenizer, "policy": asdict(self.policy), "files": self.files,
+    def to_bytes(self) -> bytes:
+        """Returns the package as a safetensors file."""
+        document = {
+            "dtype": self.dtype, "tokenizer": self.tokenizer_digest, "policy": asdict(self.policy), "files": self.files,
         }  # fmt: skip
-        parts: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "rows": self.rows, "special": self.special, "near": self.near, "scores": self.scores,
-            "info": np.frombuffer(json.dumps(info).encode(), np.uint8),
+            "info": np.frombuffer(json.dumps(document).encode(), np.uint8),
         }  # fmt: skip
-        return save({name: np.ascontiguousarray(part) for name, part in parts.items() if part is not None})
+        return save({name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None})
 
     @classmethod
-    def decode(cls, content: bytes) -> TablePackage:
-        """Reads what `encode` returned. Raises EnclaveError for anything else, such as a file of another kind."""
+    def from_bytes(cls, content: bytes) -> TablePackage:
+        """Reads what `to_bytes` returned. Raises EnclaveError for anything else, such as a file of another kind."""
         try:
-            parts = load(content)
-            info = json.loads(parts.pop("info").tobytes())
-            policy, files = RowPolicy(**info["policy"]), dict(info["files"])
-            result = cls(dtype=info["dtype"], tokenizer=info["tokenizer"], policy=policy, files=files, **parts)
-            fits = (
+            arrays = load(content)
+            document = json.loads(arrays.pop("info").tobytes())
+            policy, files = RowPolicy(**document["policy"]), dict(document["files"])
+            digest = document["tokenizer"]
+            result = cls(dtype=document["dtype"], tokenizer_digest=digest, policy=policy, files=files, **arrays)
+            has_shapes = (
                 result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
             )
-            if not fits or result.rows.shape[1] % SIZES[result.dtype]:
+            if not has_shapes or result.rows.shape[1] % DTYPE_BYTES[result.dtype]:
                 raise ValueError
-            if not all(type(one) is int and one > 0 for one in (policy.per_hour, policy.burst)):
+            if not all(type(limit) is int and limit > 0 for limit in (policy.per_hour, policy.burst)):
                 raise ValueError
-            if not set(files) <= set(TOKENIZER) or not all(isinstance(one, str) for one in files.values()):
+            if not set(files) <= set(TOKENIZER_FILES) or not all(isinstance(file, str) for file in files.values()):
                 raise ValueError
         except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)
             raise EnclaveError("the package holds no table", "build the enclave again") from error
@@ -113,11 +117,12 @@ class TablePackage:
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
     """Returns the files of a tokenizer by name. config.json has the number of positions."""
-    return {name: (folder / name).read_bytes() for name in TOKENIZER if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def digest_of_files(files: dict[str, bytes]) -> str:
-    whole = hashlib.sha256()
+    """Returns one SHA-256 over names and contents, in hex."""
+    hasher = hashlib.sha256()
     for name in sorted(files):
-        whole.update(json.dumps([name, hashlib.sha256(files[name]).hexdigest()]).encode())
-    return whole.hexdigest()
+        hasher.update(json.dumps([name, hashlib.sha256(files[name]).hexdigest()]).encode())
+    return hasher.hexdigest()

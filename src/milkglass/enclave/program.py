@@ -36,17 +36,17 @@ def main(kind: str) -> None:
     from milkglass.enclave import attestation
     from milkglass.enclave.inside import Inside
 
-    inside = Inside(kind, attestation.measurement_of(kind), partial(_tell, writing))
+    program = Inside(kind, attestation.measurement_of(kind), partial(_tell, writing))
     protections = [*(lock() if kind == "process" else []), *([namespaces] if namespaces else [])]
-    write_message(writing, {"kind": kind, "measurement": inside.measurement, "holds": protections})
-    serve(inside, reading, writing)
+    write_message(writing, {"kind": kind, "measurement": program.measurement, "holds": protections})
+    serve(program, reading, writing)
 
 
-def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
+def serve(program: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(reading)) is not None:
         try:
-            value, content = inside.answer(*message)
+            value, content = program.answer(*message)
         except MilkglassError as error:
             value, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
         except (KeyboardInterrupt, SystemExit):

@@ -69,7 +69,7 @@ def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
-    return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
+    return _join([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
@@ -82,12 +82,12 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     but to strip the white space around it.
     """
     require_messages(tokenizer, messages)
-    if strange := next((n for n, one in enumerate(messages, 1) if not ROLE.fullmatch(one["role"])), 0):
-        raise CodecError(f"message {strange} has a role that is no word", "one of system, user, assistant, tool")
+    if bad_role := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
+        raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
     first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
     if first != second:  # it wrote something of the marks: their number of letters, or their first ones
-        raise _rewritten()
-    return _joined(first.pieces(messages, instruction))
+        raise _rewritten_error()
+    return _join(first.pieces(messages, instruction))
 
 
 def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
@@ -95,17 +95,17 @@ def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: b
 
     Raises EmptyText, TooLong, and EnclaveError if the tokens of the user's text read as another text.
     """
-    before, after = special_around(tokenizer) if special else ([], [])
-    ids, private = list(before), [False] * len(before)
+    prefix, suffix = special_around(tokenizer) if special else ([], [])
+    ids, private = list(prefix), [False] * len(prefix)
     for number, piece in enumerate(pieces):
-        more, _ = tokenize(tokenizer, piece, first=not number)
+        piece_ids, _ = tokenize(tokenizer, piece, first=not number)
         if piece.private:
-            _require_same(tokenizer, more, piece.text)
-        ids += more
-        private += [piece.private] * len(more)
-    if not len(ids) - len(before):
+            _require_same(tokenizer, piece_ids, piece.text)
+        ids += piece_ids
+        private += [piece.private] * len(piece_ids)
+    if not len(ids) - len(prefix):
         raise EmptyText("the prompt has no token", "give some text")
-    ids, private = ids + after, private + [False] * len(after)
+    ids, private = ids + suffix, private + [False] * len(suffix)
     if len(ids) > limit:
         raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
     return PromptTokens(np.asarray(ids, np.int64), np.array(private, np.bool_))
@@ -119,7 +119,9 @@ def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
     """Returns the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
     pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
-    if not all(type(one.text) is str and type(one.literal) is bool and type(one.private) is bool for one in pieces):
+    if not all(
+        type(piece.text) is str and type(piece.literal) is bool and type(piece.private) is bool for piece in pieces
+    ):
         raise TypeError("a piece is a text and two truth values")
     return pieces
 
@@ -143,12 +145,15 @@ class _Layout:
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
         """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
-        marks = {_Mark.drawn(size): number for number, one in enumerate(messages) if one["content"]}
+        marks = {_Mark.drawn(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
-        marked = [{**_seen(one), "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
+        marked = [
+            {**_seen(message), "content": names.get(number, message["content"])}
+            for number, message in enumerate(messages)
+        ]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
-        if missing := [number for mark, number in marks.items() if mark.core not in text]:
-            raise _rewritten(f"leaves message {missing[0] + 1} out or rewrites it")
+        if absent := [number for mark, number in marks.items() if mark.core not in text]:
+            raise _rewritten_error(f"leaves message {absent[0] + 1} out or rewrites it")
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
@@ -160,9 +165,9 @@ class _Layout:
             text = str(message["content"])
             text = text.lstrip() if part.strips_before else text
             text = text.rstrip() if part.strips_after else text
-            kept = len(instruction) if message["role"] == "user" and text.startswith(instruction) else 0
-            yield PromptPiece(text[:kept], True, False)
-            yield PromptPiece(text[kept:], True, message["role"] == "user")
+            instruction_length = len(instruction) if message["role"] == "user" and text.startswith(instruction) else 0
+            yield PromptPiece(text[:instruction_length], True, False)
+            yield PromptPiece(text[instruction_length:], True, message["role"] == "user")
 
 
 @dataclass(frozen=True)
@@ -196,45 +201,45 @@ def _seen(message: Message) -> dict[str, str]:
 
 def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
     """Yields the template's texts and the places of the marks between them."""
-    known = {mark.core: mark for mark in marks}
-    parts = re.split(f"({'|'.join(map(re.escape, known))})" if known else "(?!)", text)
+    mark_of = {mark.core: mark for mark in marks}
+    parts = re.split(f"({'|'.join(map(re.escape, mark_of))})" if mark_of else "(?!)", text)
     strips_before = True
     for number, part in enumerate(parts):
         if number % 2:
-            mark = known[part]
+            mark = mark_of[part]
             strips_after = not parts[number + 1].startswith(mark.after)
             yield _Place(marks[mark], strips_before, strips_after)
             continue
         if number and not strips_after:
-            part = part[len(known[parts[number - 1]].after) :]
+            part = part[len(mark_of[parts[number - 1]].after) :]
         if number + 1 < len(parts):
-            before = known[parts[number + 1]].before
-            strips_before = not part.endswith(before)
-            part = part if strips_before else part[: -len(before)]
+            prefix = mark_of[parts[number + 1]].before
+            strips_before = not part.endswith(prefix)
+            part = part if strips_before else part[: -len(prefix)]
         if any(mark.before in part or mark.after in part for mark in marks):
-            raise _rewritten()
+            raise _rewritten_error()
         yield part
 
 
-def _rewritten(how: str = "rewrites what a message says") -> CodecError:
+def _rewritten_error(problem: str = "rewrites what a message says") -> CodecError:
     return CodecError(
-        f"the chat template {how}, so that the message's text cannot be told from the template",
+        f"the chat template {problem}, so that the message's text cannot be told from the template",
         "give --raw, and the instruction with --instruction",
     )
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
-def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
+def _join(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
     """Returns nonempty pieces. A space at the end of one moves to the next literal one, as tokenizers have it."""
     result = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:
             continue
-        last = result[-1] if result else None
-        if last is not None and last.text.endswith(" ") and piece.literal and piece.private >= last.private:
+        previous = result[-1] if result else None
+        if previous is not None and previous.text.endswith(" ") and piece.literal and piece.private >= previous.private:
             result.pop()
-            if len(last.text) > 1:
-                result.append(PromptPiece(last.text[:-1], last.literal, last.private))
+            if len(previous.text) > 1:
+                result.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
             piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
         result.append(piece)
     return result

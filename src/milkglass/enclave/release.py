@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from milkglass.errors import EnclaveError
 
 PIECE_BYTES = 1 << 20  # bytes before encryption
-TAG = 16
-PUBLIC = 32
-NONCE = 32
+TAG_BYTES = 16
+PUBLIC_KEY_BYTES = 32
+NONCE_BYTES = 32
 
 
 def report_data(public: bytes, nonce: bytes) -> bytes:
@@ -33,36 +33,38 @@ def report_data(public: bytes, nonce: bytes) -> bytes:
 
 def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
     """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
-    own = X25519PrivateKey.generate()
-    cipher = ChaCha20Poly1305(_key(own, public, nonce))
-    yield own.public_key().public_bytes_raw()
+    private_key = X25519PrivateKey.generate()
+    cipher = ChaCha20Poly1305(_key(private_key, public, nonce))
+    yield private_key.public_key().public_bytes_raw()
     pieces = range(0, max(1, len(package)), PIECE_BYTES)
     for number, start in enumerate(pieces):
         yield cipher.encrypt(_number(number, start == pieces[-1]), package[start : start + PIECE_BYTES], None)
 
 
-def decrypted(answer: bytes, own: X25519PrivateKey, nonce: bytes) -> bytes:
+def decrypted(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
     """Returns the package. Raises EnclaveError if any byte is not the provider's."""
-    if len(answer) < PUBLIC + TAG:
+    if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
-    cipher = ChaCha20Poly1305(_key(own, answer[:PUBLIC], nonce))
-    body = memoryview(answer)[PUBLIC:]
-    starts = range(0, len(body), PIECE_BYTES + TAG)
+    cipher = ChaCha20Poly1305(_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
+    body = memoryview(answer)[PUBLIC_KEY_BYTES:]
+    starts = range(0, len(body), PIECE_BYTES + TAG_BYTES)
     try:
         return b"".join(
-            cipher.decrypt(_number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG]), None)
+            cipher.decrypt(
+                _number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG_BYTES]), None
+            )
             for number, start in enumerate(starts)
         )
     except InvalidTag:
         raise EnclaveError("the provider's package was changed on its way", "build the enclave again") from None
 
 
-def _key(own: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
+def _key(private_key: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
     try:
-        shared = own.exchange(X25519PublicKey.from_public_bytes(public))
+        shared_secret = private_key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order, or of another length
         raise EnclaveError("the other side's key is not an X25519 key", "speak version 1 of the protocol") from None
-    return HKDF(hashes.SHA256(), 32, nonce, b"milkglass/1 release").derive(shared)
+    return HKDF(hashes.SHA256(), 32, nonce, b"milkglass/1 release").derive(shared_secret)
 
 
 def _number(number: int, last: bool) -> bytes:

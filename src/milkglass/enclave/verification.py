@@ -21,7 +21,7 @@ from milkglass.errors import AttestationError, EnclaveError
 COLLATERAL, POLICY = "intel.json", "policy.toml"  # in an enclave's folder
 ANY_MACHINE = {"first-use": "--allow-measurement names enclaves, and no machine"}
 OWN_MACHINE = {"first-use": "this is the user's own machine"}
-FETCH = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
+FETCH_HINT = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,15 @@ class QuoteVerifier:
         try:
             machine = intel.verify(quote, {"intel": collateral} if collateral else {}, self.now(), self.root)
         except AttestationError as error:
-            hint = FETCH if error.reason in ("collateral", "expired") else error.hint
+            hint = FETCH_HINT if error.reason in ("collateral", "expired") else error.hint
             raise EnclaveError(f"the quote is refused ({error.reason}): {error.message}", hint) from None
         if not hmac.compare_digest(machine.report_data, report_data):
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
         verdict = judge(self.policy, machine, (), [proven("fresh", "it answered our nonce")])
         if not verdict.holds:
-            words = "; ".join(f"{why} ({name})" if name not in why else why for name, why in verdict.refused.items())
+            words = "; ".join(
+                f"{reason} ({name})" if name not in reason else reason for name, reason in verdict.refused.items()
+            )
             raise EnclaveError(
                 f"the quote is refused: {words}", "allow its measurement, or accept a weakness by name in the policy"
             )
@@ -80,4 +82,4 @@ class QuoteVerifier:
 
 
 def _images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
-    return [SgxImage(mrenclave=one, name="the enclave", origin=origin) for one in sorted(measurements)]
+    return [SgxImage(mrenclave=measurement, name="the enclave", origin=origin) for measurement in sorted(measurements)]

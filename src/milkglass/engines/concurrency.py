@@ -46,15 +46,15 @@ class CallLimit:
             self._free.release()
 
     async def _acquire(self, request: object | None) -> None:
-        waiting = asyncio.ensure_future(self._free.acquire())  # one all the while: it keeps its place
+        acquisition = asyncio.ensure_future(self._free.acquire())  # one for the whole wait, so that it keeps its place
         try:
-            while not (await asyncio.wait({waiting}, timeout=self.timeout))[0]:
+            while not (await asyncio.wait({acquisition}, timeout=self.timeout))[0]:
                 if request is None or not self._under_way[request]:
                     raise EngineBusy(
                         f"all {self.most} connections to the engine were in use for {self.timeout:g} s",
                         "try again later, or ask for fewer answers at a time",
                     )
         except BaseException:  # cancelled, too
-            if not waiting.cancel() and not waiting.cancelled():
+            if not acquisition.cancel() and not acquisition.cancelled():
                 self._free.release()
             raise

@@ -18,8 +18,8 @@ from milkglass.errors import RemoteError, UnsupportedModel, UsageError
 
 Finish = Literal["stop", "length"]
 NO_BIAS: Mapping[int, float] = {}
-NAME = re.compile(r"[!-~]{1,200}")  # a model's name, without characters that steer a terminal
-ALWAYS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
+MODEL_NAME = re.compile(r"[!-~]{1,200}")  # a model's name, without characters that steer a terminal
+REQUIRED_OPTIONS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
 NAME_DIGITS = 7
 MAX_NAMES = 10**NAME_DIGITS  # tokens
 NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # of opaque names
@@ -27,7 +27,7 @@ NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # of opaque names
 
 @dataclass(frozen=True)
 class IdsRequest:
-    """One prompt, and how tokens are drawn after it. Every engine must honour the fields of `ALWAYS`.
+    """One prompt, and how tokens are drawn after it. Every engine must honour the fields of `REQUIRED_OPTIONS`.
 
     Attributes:
         prompt: scrambled ids, at least one.
@@ -61,8 +61,8 @@ class IdsRequest:
 
     def options(self) -> set[str]:
         """Returns the names of the fields that are set and that some engines do not honour."""
-        neutral = {one.name: one.default for one in fields(self)} | {"logit_bias": NO_BIAS}
-        return {name for name, value in neutral.items() if name not in ALWAYS and getattr(self, name) != value}
+        neutral = {option.name: option.default for option in fields(self)} | {"logit_bias": NO_BIAS}
+        return {name for name in neutral.keys() - REQUIRED_OPTIONS if getattr(self, name) != neutral[name]}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ServedModel:
 def name_of(record: Mapping[str, Any]) -> str:
     """Returns a model's name, which may be a path, for bodies and printing, not for URLs. Raises RemoteError."""
     name = record.get("id")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
         raise RemoteError(
             "a model of the engine has no proper name", "give it one, with --served-model-name or --alias"
         )
@@ -134,7 +134,7 @@ class IdsEngine(abc.ABC):
 
     Attributes:
         name: in `--engine` and in catalogue.py.
-        options: fields of IdsRequest that it honours, besides ALWAYS.
+        options: fields of IdsRequest that it honours, besides REQUIRED_OPTIONS.
         models: the call that lists its models.
     """
 
@@ -160,17 +160,17 @@ class IdsEngine(abc.ABC):
         """Reads the answer to `models`, in OpenAI's format. Raises RemoteError."""
         return [
             ServedModel(
-                name_of(one),
-                one.get("max_model_len"),
-                one.get("key_id"),
-                one.get("kind"),
-                one.get("owned_by"),
+                name_of(record),
+                record.get("max_model_len"),
+                record.get("key_id"),
+                record.get("kind"),
+                record.get("owned_by"),
             )
-            for one in responses.MODEL.rows(answer)
+            for record in responses.MODEL.rows(answer)
         ]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        """Returns the call that embeds rows of ids. Raises UnsupportedModel if the engine embeds none (answers.py)."""
+        """Returns the call that embeds rows of ids (events.py, `EmbedsIds`). Raises UnsupportedModel if it has none."""
         raise self._embeds_nothing()
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:

@@ -20,7 +20,7 @@ from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 HINT = "is it an engine of the kind that was named?"
 MAX_ID = 1 << 31
 EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
-KIND = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
+ERROR_NAME = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
     401: "give the engine's key as the token; that of Milkglass's own server is in its home folder",
@@ -37,7 +37,7 @@ def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLo
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
-    if not isinstance(content, list) or len(content) != count or not all(isinstance(one, dict) for one in content):
+    if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
     return taken_and_best(content, "token_id", most)
 
@@ -58,18 +58,18 @@ def refusal(status: int, kind: Any) -> RemoteError:
 
     `kind` is the error's name. The engine's own message is not used, because it may repeat ids.
     """
-    named = f" ({kind})" if isinstance(kind, str) and KIND.fullmatch(kind) else ""
+    name = f" ({kind})" if isinstance(kind, str) and ERROR_NAME.fullmatch(kind) else ""
     hint = STATUS_HINTS.get(status, "the engine's log says more")
     if 300 <= status < 400:
         hint = "redirects are not followed: give the address that it redirects to"
     kinds = {401: Unauthorized, 403: Unauthorized, 400: RefusedThere, 413: RefusedThere, 422: RefusedThere}
-    error = kinds.get(status, RemoteError)(f"the engine answered {status}{named}", hint)
+    error = kinds.get(status, RemoteError)(f"the engine answered {status}{name}", hint)
     error.status = status
     return error
 
 
 def ids_of(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(is_whole(one) and 0 <= one < MAX_ID for one in value):
+    if not isinstance(value, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in value):
         raise RemoteError("the engine's answer has no token ids, or some that cannot be", HINT)
     return value
 
@@ -100,7 +100,7 @@ def logprob(token: Any, value: Any) -> IdLogprob:
 
 def best_first(taken: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
     """Returns the token that was taken, then the `count` likeliest."""
-    return [taken, *sorted(best, key=lambda one: -one.logprob)[:count]]
+    return [taken, *sorted(best, key=lambda token: -token.logprob)[:count]]
 
 
 class EmbedsIds(IdsEngine):
@@ -110,10 +110,10 @@ class EmbedsIds(IdsEngine):
         return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        vectors = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
-        if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in vectors):
+        vectors = [row.get("embedding") for row in sorted(rows(answer), key=_index_of)]
+        if not all(isinstance(vector, list) and vector and all(map(is_number, vector)) for vector in vectors):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
-        return [[float(number) for number in one] for one in vectors if one is not None]
+        return [[float(number) for number in vector] for vector in vectors if vector is not None]
 
 
 class ChoiceEngine(EmbedsIds):
@@ -139,13 +139,13 @@ class ChoiceEngine(EmbedsIds):
             ids = ids_of(choices[0].get("token_ids"))
             finish = finish_of(choices[0].get("finish_reason"))
             logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
-            kept = len(ids) - (finish == "stop" and bool(ids))
-            return IdsChunk(ids[:kept], logprobs[:kept], finish)
+            count = len(ids) - (finish == "stop" and bool(ids))
+            return IdsChunk(ids[:count], logprobs[:count], finish)
 
         return read
 
 
-def _place(row: Mapping[str, Any]) -> int:
+def _index_of(row: Mapping[str, Any]) -> int:
     place = row.get("index")
     return place if is_whole(place) else -1
 
@@ -158,18 +158,20 @@ class AnswerBounds:
     """
 
     def __init__(self, request: IdsRequest) -> None:
-        self._most = self._left = request.max_tokens
-        self._empty, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
+        self._max_tokens = self._tokens_left = request.max_tokens
+        self._empty_left, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
 
-    def checked(self, chunk: IdsChunk) -> IdsChunk:
-        """Returns the chunk. Raises RemoteError if it exceeds the bounds."""
-        self._left -= len(chunk.ids)
-        if self._left < 0 or (self.ended and (chunk.ids or chunk.finish)):
-            raise RemoteError(f"the engine sent more than the {self._most} tokens of one answer", "don't trust it")
+    def check(self, chunk: IdsChunk) -> IdsChunk:
+        """Counts a chunk and returns it. Raises RemoteError if it exceeds the bounds."""
+        self._tokens_left -= len(chunk.ids)
+        if self._tokens_left < 0 or (self.ended and (chunk.ids or chunk.finish)):
+            raise RemoteError(
+                f"the engine sent more than the {self._max_tokens} tokens of one answer", "don't trust it"
+            )
         if self._logprobs and len(chunk.logprobs) != len(chunk.ids):
             raise RemoteError("the engine sent tokens without their log-probabilities", "ask for none, or try again")
-        self._empty -= not chunk.ids
-        if self._empty < 0:
+        self._empty_left -= not chunk.ids
+        if self._empty_left < 0:
             raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "don't trust it")
         self.ended = self.ended or chunk.finish is not None
         return chunk

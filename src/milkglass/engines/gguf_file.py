@@ -27,9 +27,9 @@ from milkglass.progress import Progress, Stage, no_stage
 
 Config = Mapping[str, Any]
 Values = dict[str, int | float]
-ELSEWHERE = "serve the folder with vLLM or SGLang"
-ENDS = ("eos", "eot", "eom")  # llama.cpp's fields for end ids
-BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # these follow from the config
+OTHER_ENGINE_HINT = "serve the folder with vLLM or SGLang"
+END_ROLES = ("eos", "eot", "eom")  # llama.cpp's fields for end ids
+BUFFER_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # these follow from the config
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,21 @@ class GGUFLayout:
     Attributes:
         values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
             a config that llama.cpp would not honour.
-        changed: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
+        convert: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
     """
 
     arch: str
     values: Callable[[Config], Values]
-    changed: Callable[[Config, str, torch.Tensor], torch.Tensor]
+    convert: Callable[[Config, str, torch.Tensor], torch.Tensor]
 
 
 def layout_of(config: Config) -> GGUFLayout:
-    kind = str(config.get("model_type"))
-    if kind not in LAYOUTS:
-        raise UnsupportedModel(f"no GGUF file is written of {kind}: only of {', '.join(LAYOUTS)}", ELSEWHERE)
-    return LAYOUTS[kind]
+    model_type = str(config.get("model_type"))
+    if model_type not in LAYOUTS:
+        raise UnsupportedModel(
+            f"no GGUF file is written of {model_type}: only of {', '.join(LAYOUTS)}", OTHER_ENGINE_HINT
+        )
+    return LAYOUTS[model_type]
 
 
 def head_size(config: Config) -> int:
@@ -69,8 +71,8 @@ def head_size(config: Config) -> int:
 
 def rope(config: Config) -> Mapping[str, Any]:
     """Returns `rope_theta`, `rope_type` and the rest, from either of the two formats of transformers."""
-    new = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": new.get("type", "default"), **new}
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": settings.get("type", "default"), **settings}
 
 
 def rope_factors(config: Config) -> torch.Tensor | None:
@@ -82,7 +84,9 @@ def rope_factors(config: Config) -> torch.Tensor | None:
     if rotary["rope_type"] == "default":
         return None
     if rotary["rope_type"] != "llama3":
-        raise UnsupportedModel(f"rotary positions of the kind {rotary['rope_type']!r} are not written", ELSEWHERE)
+        raise UnsupportedModel(
+            f"rotary positions of the kind {rotary['rope_type']!r} are not written", OTHER_ENGINE_HINT
+        )
     size, factor = head_size(config), float(rotary["factor"])
     low, high = float(rotary["low_freq_factor"]), float(rotary["high_freq_factor"])
     waves = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
@@ -93,9 +97,9 @@ def rope_factors(config: Config) -> torch.Tensor | None:
 def _llama_values(config: Config) -> Values:
     window, positions = config.get("sliding_window"), int(config["max_position_embeddings"])
     if window is not None and config.get("use_sliding_window", True) and int(window) < positions:
-        raise UnsupportedModel(f"llama.cpp would ignore the sliding window of {window} tokens", ELSEWHERE)
+        raise UnsupportedModel(f"llama.cpp would ignore the sliding window of {window} tokens", OTHER_ENGINE_HINT)
     if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"llama.cpp has silu here, the model {config['hidden_act']!r}", ELSEWHERE)
+        raise UnsupportedModel(f"llama.cpp has silu here, the model {config['hidden_act']!r}", OTHER_ENGINE_HINT)
     heads, size = int(config["num_attention_heads"]), head_size(config)
     return {
         "context_length": positions,
@@ -112,7 +116,7 @@ def _llama_values(config: Config) -> Values:
     }
 
 
-def _llama_changed(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _convert_llama(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
     heads = int(config["num_attention_heads"])
     counts = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
     count = next((n for part, n in counts.items() if f".{part}." in name), None)
@@ -125,7 +129,9 @@ def _llama_changed(config: Config, name: str, tensor: torch.Tensor) -> torch.Ten
 def _gpt2_values(config: Config) -> Values:
     act = config.get("activation_function", "gelu_new")
     if act != "gelu_new" or config.get("scale_attn_by_inverse_layer_idx"):
-        raise UnsupportedModel(f"llama.cpp's GPT-2 has gelu_new and plain attention, the model {act!r}", ELSEWHERE)
+        raise UnsupportedModel(
+            f"llama.cpp's GPT-2 has gelu_new and plain attention, the model {act!r}", OTHER_ENGINE_HINT
+        )
     width = int(config["n_embd"])
     return {
         "context_length": int(config["n_positions"]),
@@ -137,22 +143,22 @@ def _gpt2_values(config: Config) -> Values:
     }
 
 
-def _gpt2_changed(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _convert_gpt2(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
     linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     return tensor.T.contiguous() if linear else tensor
 
 
-def _unchanged(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _convert_nothing(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-_LLAMA = GGUFLayout("llama", _llama_values, _llama_changed)
+_LLAMA = GGUFLayout("llama", _llama_values, _convert_llama)
 LAYOUTS = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": GGUFLayout("qwen2", _llama_values, _unchanged),
-    "qwen3": GGUFLayout("qwen3", _llama_values, _unchanged),
-    "gpt2": GGUFLayout("gpt2", _gpt2_values, _gpt2_changed),
+    "qwen2": GGUFLayout("qwen2", _llama_values, _convert_nothing),
+    "qwen3": GGUFLayout("qwen3", _llama_values, _convert_nothing),
+    "gpt2": GGUFLayout("gpt2", _gpt2_values, _convert_gpt2),
 }
 
 
@@ -165,10 +171,10 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
 
     require_scrambled(folder)
     model = Checkpoint.open(folder)
-    layout, ends, size = layout_of(model.config), end_ids(model.folder), architecture_of(model).vocab_size
+    layout, end_tokens, size = layout_of(model.config), end_ids(model.folder), architecture_of(model).vocab_size
     values, names = layout.values(model.config), _names(model, layout)
     factors = None if layout.arch == "gpt2" else rope_factors(model.config)
-    _require_vocabulary(model, ends, size)
+    _require_vocabulary(model, end_tokens, size)
     progress = stage("write", sum(model.tensors[name].bytes for name in names))
     with atomic_path(target, replace=False, private=False) as partial:
         writer = GGUFWriter(partial, layout.arch)
@@ -178,16 +184,16 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_token_list([opaque_name(token) for token in range(size)])
         writer.add_token_scores([0.0] * size)
-        writer.add_token_types([TokenType.CONTROL if n in ends else TokenType.NORMAL for n in range(size)])
+        writer.add_token_types([TokenType.CONTROL if n in end_tokens else TokenType.NORMAL for n in range(size)])
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         writer.add_add_space_prefix(False)
-        for place, token in zip(ENDS, sorted(ends), strict=False):
+        for place, token in zip(END_ROLES, sorted(end_tokens), strict=False):
             writer.add_uint32(f"tokenizer.ggml.{place}_token_id", token)
         # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
-        plain = next(token for token in range(size) if token not in ends)  # one that ends nothing
+        ordinary = next(token for token in range(size) if token not in end_tokens)  # one that ends nothing
         for place in ("unknown", "bos"):
-            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", plain)
+            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", ordinary)
         _write_tensors(writer, model, layout, names, factors, progress)
 
 
@@ -195,13 +201,13 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     """Returns llama.cpp's name of each tensor. Raises UnsupportedModel for a tensor that has none."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
-    arch = next(one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == layout.arch)
-    known = get_tensor_name_map(arch, int(layout.values(model.config)["block_count"]))
+    arch = next(candidate for candidate in MODEL_ARCH if MODEL_ARCH_NAMES[candidate] == layout.arch)
+    name_map = get_tensor_name_map(arch, int(layout.values(model.config)["block_count"]))
     result = {}
     for name in sorted(model.tensors):
-        if name.endswith(BUFFERS):
+        if name.endswith(BUFFER_SUFFIXES):
             continue
-        if (gguf_name := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+        if (gguf_name := name_map.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
             raise UnsupportedModel(f"llama.cpp's {layout.arch} has no tensor {name!r}", "serve the folder with vLLM")
         result[name] = gguf_name
     if tied := model.config.get("tie_word_embeddings", layout.arch == "gpt2"):
@@ -211,12 +217,13 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     return result
 
 
-def _require_vocabulary(model: Checkpoint, ends: frozenset[int], size: int) -> None:
+def _require_vocabulary(model: Checkpoint, end_tokens: frozenset[int], size: int) -> None:
     if size > MAX_NAMES:
         raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "serve it with vLLM")
-    if not 1 <= len(ends) <= len(ENDS):
+    if not 1 <= len(end_tokens) <= len(END_ROLES):
         raise UnsupportedModel(
-            f"the model has {len(ends)} end ids; a GGUF file has 1 to {len(ENDS)}", "serve the folder with vLLM"
+            f"the model has {len(end_tokens)} end ids; a GGUF file has 1 to {len(END_ROLES)}",
+            "serve the folder with vLLM",
         )
 
 
@@ -228,32 +235,32 @@ def _write_tensors(
 
     for name, gguf_name in names.items():
         ref = model.tensors[name]
-        shape = layout.changed(model.config, name, torch.empty(ref.shape, device="meta")).shape
-        kind = _kind(ref.dtype, len(shape))
-        size = int(np.prod(shape)) * (4 if kind == "F32" else 2)
-        writer.add_tensor_info(gguf_name, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[kind])
+        shape = layout.convert(model.config, name, torch.empty(ref.shape, device="meta")).shape
+        ggml_type = _ggml_type(ref.dtype, len(shape))
+        size = int(np.prod(shape)) * (4 if ggml_type == "F32" else 2)
+        writer.add_tensor_info(gguf_name, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[ggml_type])
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", [len(factors)], np.dtype(np.float32), 4 * len(factors))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name in names:
-        tensor = layout.changed(model.config, name, model.read(name))
-        writer.write_tensor_data(_raw(tensor, _kind(model.tensors[name].dtype, tensor.dim())))
+        tensor = layout.convert(model.config, name, model.read(name))
+        writer.write_tensor_data(_array_of(tensor, _ggml_type(model.tensors[name].dtype, tensor.dim())))
         progress(model.tensors[name].bytes)
     if factors is not None:
         writer.write_tensor_data(factors.numpy())
     writer.close()
 
 
-def _kind(dtype: str, dimensions: int) -> str:
+def _ggml_type(dtype: str, dimensions: int) -> str:
     """Returns GGML's name of a type. Raises UnsupportedModel for a type that it does not have."""
     if dtype not in ("F32", "F16", "BF16"):
         raise UnsupportedModel(f"weights stored as {dtype} are not written", "scramble a model in fp32, fp16 or bf16")
     return "F32" if dimensions < 2 else dtype
 
 
-def _raw(tensor: torch.Tensor, kind: str) -> NDArray[Any]:
-    if kind == "F32":
+def _array_of(tensor: torch.Tensor, ggml_type: str) -> NDArray[Any]:
+    if ggml_type == "F32":
         return tensor.float().contiguous().numpy()
     return tensor.contiguous().view(torch.uint16).numpy()

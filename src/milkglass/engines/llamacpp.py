@@ -34,9 +34,9 @@ from milkglass.engines.engine import (
 from milkglass.engines.events import HINT, finish_of, ids_of, require_no_error, taken_and_best
 from milkglass.errors import RemoteError
 
-SEEDS = (1 << 32) - 1  # the largest number of 32 bits draws a seed
-ENDS = {"eos": "stop", "word": "stop", "limit": "length"}
-EXPORT = "serve a file that `milkglass export` wrote"
+SEED_COUNT = (1 << 32) - 1  # the largest number of 32 bits draws a seed
+FINISH_OF_STOP_TYPE = {"eos": "stop", "word": "stop", "limit": "length"}
+EXPORT_HINT = "serve a file that `milkglass export` wrote"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LlamaCpp(IdsEngine):
             "response_fields": ["stop", "stop_type", "tokens", "tokens_predicted"],  # else the end repeats the prompt
         }  # fmt: skip
         if request.seed is not None:
-            body["seed"] = request.seed % SEEDS
+            body["seed"] = request.seed % SEED_COUNT
         if request.logit_bias:
             body["logit_bias"] = [[token, bias] for token, bias in request.logit_bias.items()]
         if request.logprobs is not None:
@@ -72,7 +72,7 @@ class LlamaCpp(IdsEngine):
         return _LlamaCppAnswer(request).read
 
     def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
-        return [_model(one) for one in MODEL.rows(answer)]
+        return [_model(record) for record in MODEL.rows(answer)]
 
 
 def _model(record: Mapping[str, Any]) -> ServedModel:
@@ -86,34 +86,34 @@ class _LlamaCppAnswer:
     """The state of one answer, with the token that may have ended it."""
 
     def __init__(self, request: IdsRequest) -> None:
-        self._request, self._ends, self._seen = request, frozenset(request.stop_ids), 0
-        self._held: list[tuple[int, list[IdLogprob]]] = []  # one at most
+        self._request, self._stop_ids, self._tokens_seen = request, frozenset(request.stop_ids), 0
+        self._pending: list[tuple[int, list[IdLogprob]]] = []  # one at most
 
     def read(self, event: Mapping[str, Any]) -> IdsChunk:
         require_no_error(event)
-        over = event.get("stop") is True
-        arrived = [] if over else self._arrived(event)
-        if event.get("tokens_predicted") != self._seen:
-            raise RemoteError("the engine left tokens out of its answer", EXPORT)
-        if over:
+        ended = event.get("stop") is True
+        tokens = [] if ended else self._read_tokens(event)
+        if event.get("tokens_predicted") != self._tokens_seen:
+            raise RemoteError("the engine left tokens out of its answer", EXPORT_HINT)
+        if ended:
             return self._end(event)
-        result, self._held = self._held + arrived, []
-        if arrived and (event.get("content") == "" or arrived[-1][0] in self._ends):
-            self._held = [result.pop()]
+        result, self._pending = self._pending + tokens, []
+        if tokens and (event.get("content") == "" or tokens[-1][0] in self._stop_ids):
+            self._pending = [result.pop()]
         return self._chunk(result)
 
-    def _arrived(self, event: Mapping[str, Any]) -> list[tuple[int, list[IdLogprob]]]:
+    def _read_tokens(self, event: Mapping[str, Any]) -> list[tuple[int, list[IdLogprob]]]:
         ids = ids_of(event.get("tokens"))
         if event.get("content") not in ("", "".join(map(opaque_name, ids))):
-            raise RemoteError("the engine's model has another vocabulary than opaque names", EXPORT)
-        self._seen += len(ids)
+            raise RemoteError("the engine's model has another vocabulary than opaque names", EXPORT_HINT)
+        self._tokens_seen += len(ids)
         return list(zip(ids, self._logprobs(event, ids), strict=True))
 
     def _end(self, event: Mapping[str, Any]) -> IdsChunk:
-        finish = finish_of(ENDS.get(str(event.get("stop_type")), "unknown"))
-        if finish == "stop" and not self._held:
-            raise RemoteError("the engine's answer ended at no token", EXPORT)
-        return self._chunk([] if finish == "stop" else self._held, finish)
+        finish = finish_of(FINISH_OF_STOP_TYPE.get(str(event.get("stop_type")), "unknown"))
+        if finish == "stop" and not self._pending:
+            raise RemoteError("the engine's answer ended at no token", EXPORT_HINT)
+        return self._chunk([] if finish == "stop" else self._pending, finish)
 
     def _chunk(self, tokens: list[tuple[int, list[IdLogprob]]], finish: Finish | None = None) -> IdsChunk:
         logprobs = [row for _, row in tokens] if self._request.logprobs is not None else []
@@ -123,6 +123,6 @@ class _LlamaCppAnswer:
         if self._request.logprobs is None:
             return [[] for _ in ids]
         entries = rows(event, "completion_probabilities")
-        if [one.get("id") for one in entries] != ids:
+        if [entry.get("id") for entry in entries] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
         return taken_and_best(entries, "id", self._request.logprobs)

@@ -34,27 +34,27 @@ def tokenizer_document(size: int) -> dict[str, Any]:
 
 def settings_document(model: Checkpoint) -> dict[str, Any]:
     """Returns the content of `tokenizer_config.json`: the class, and the names of ids that the config has anyway."""
-    ends, config = sorted(end_ids(model.folder)), model.config
+    end_tokens, config = sorted(end_ids(model.folder)), model.config
     special = {"pad_token": config.get("pad_token_id"), "bos_token": config.get("bos_token_id")}
-    if ends:
-        special["eos_token"] = ends[0]
-        special["pad_token"] = ends[0] if special["pad_token"] is None else special["pad_token"]
-    named = {name: opaque_name(token) for name, token in special.items() if type(token) is int and token >= 0}
+    if end_tokens:
+        special["eos_token"] = end_tokens[0]
+        special["pad_token"] = end_tokens[0] if special["pad_token"] is None else special["pad_token"]
+    special_names = {name: opaque_name(token) for name, token in special.items() if type(token) is int and token >= 0}
     length = config.get("max_position_embeddings") or config.get("n_positions")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
-        "add_bos_token": False, "add_eos_token": False, **named,
+        "add_bos_token": False, "add_eos_token": False, **special_names,
         **({"model_max_length": length} if length else {}),
     }  # fmt: skip
 
 
-def with_tokenizer(folder: Path, target: Path) -> None:
+def copy_with_tokenizer(folder: Path, target: Path) -> None:
     """Copies a scrambled model and adds an opaque tokenizer. Raises UsageError if it may not leave, FileExistsError."""
     weights, model = require_scrambled(folder), Checkpoint.open(folder)
     document, settings = tokenizer_document(architecture_of(model).vocab_size), settings_document(model)
     with files.new_dir(target, private=False) as partial:
-        kept = [folder / name for name in ("config.json", "generation_config.json", "model.safetensors.index.json")]
-        for path in (*weights, *(one for one in kept if one.is_file())):
+        configs = [folder / name for name in ("config.json", "generation_config.json", "model.safetensors.index.json")]
+        for path in (*weights, *(config for config in configs if config.is_file())):
             link_or_copy(path, partial / path.name)
         (partial / "tokenizer.json").write_text(json.dumps(document), "utf-8")
         files.write_json(partial / "tokenizer_config.json", settings)

@@ -58,33 +58,33 @@ class _SGLangAnswer:
         if not isinstance(meta, Mapping) or not is_count(meta.get("completion_tokens")):
             raise RemoteError("the engine's answer has no completion_tokens", HINT)
         total = meta["completion_tokens"]
-        fresh = total - self._seen
-        if fresh < 0 or len(ids) not in (fresh, total):
+        new_count = total - self._seen
+        if new_count < 0 or len(ids) not in (new_count, total):
             raise RemoteError("the engine's ids do not fit its count of tokens", HINT)
         self._seen = total
-        why = meta.get("finish_reason")
-        finish = finish_of(why.get("type") if isinstance(why, Mapping) else why)
-        logprobs = self._logprobs(meta, fresh, total) if self._request.logprobs is not None else []
-        kept = fresh
-        if finish == "stop" and fresh and isinstance(why, Mapping) and why.get("matched") == ids[-1]:
-            kept -= 1
-        return IdsChunk(ids[len(ids) - fresh :][:kept], logprobs[:kept], finish)
+        reason = meta.get("finish_reason")
+        finish = finish_of(reason.get("type") if isinstance(reason, Mapping) else reason)
+        logprobs = self._logprobs(meta, new_count, total) if self._request.logprobs is not None else []
+        id_count = new_count
+        if finish == "stop" and new_count and isinstance(reason, Mapping) and reason.get("matched") == ids[-1]:
+            id_count -= 1
+        return IdsChunk(ids[len(ids) - new_count :][:id_count], logprobs[:id_count], finish)
 
-    def _logprobs(self, meta: Mapping[str, Any], fresh: int, total: int) -> list[list[IdLogprob]]:
-        """Returns the log-probabilities of the last `fresh` of `total` tokens.
+    def _logprobs(self, meta: Mapping[str, Any], new_count: int, total: int) -> list[list[IdLogprob]]:
+        """Returns the log-probabilities of the last `new_count` of `total` tokens.
 
         Both lists of `meta` are of the new tokens or of all. An entry is [log-probability, id, text].
         """
         taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
-        if count and (not isinstance(best, list) or len(best) not in (fresh, total)):
+        if count and (not isinstance(best, list) or len(best) not in (new_count, total)):
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        if not isinstance(taken, list) or len(taken) not in (fresh, total):
+        if not isinstance(taken, list) or len(taken) not in (new_count, total):
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        rows = best[len(best) - fresh :] if count and isinstance(best, list) else [[]] * fresh
+        rows = best[len(best) - new_count :] if count and isinstance(best, list) else [[]] * new_count
         return [
             best_first(_entry(one), [_entry(x) for x in row] if isinstance(row, list) else [], count)
-            for one, row in zip(taken[len(taken) - fresh :], rows, strict=True)
+            for one, row in zip(taken[len(taken) - new_count :], rows, strict=True)
         ]
 
 

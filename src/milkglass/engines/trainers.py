@@ -16,7 +16,7 @@ from typing import Any
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 
-RUN = {
+RUN_COMMANDS = {
     "trl": "torchrun --standalone --nproc_per_node 2 -m trl.scripts.sft --config {config}",
     "axolotl": "axolotl train {config}",
     "llamafactory": "llamafactory-cli train {config}",
@@ -58,8 +58,8 @@ class TrainerSettings:
 
 def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
     """Returns the fields of a trainer's YAML. Raises UsageError for an unknown trainer."""
-    if trainer not in RUN:
-        raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN)}")
+    if trainer not in RUN_COMMANDS:
+        raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN_COMMANDS)}")
     return {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}[trainer](settings)
 
 

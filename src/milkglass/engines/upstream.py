@@ -36,12 +36,12 @@ from milkglass.errors import RemoteError, Unreachable, UsageError
 MAX_EVENT = 4 << 20  # bytes of one event
 MAX_ANSWER_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
 EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
-TIMED_OUT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
+TIMEOUT_HINT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 DONE = "[DONE]"
-AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
-LAST_WORDS = 5.0  # seconds that these may take
-KEEP_ALIVE = 2.0  # seconds that an idle connection is kept: engines close theirs after 5
-BROKEN_OFF = ("disconnected", "closed connection")  # in messages of httpx2's protocol errors
+MAX_EVENTS_AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
+LAST_EVENTS_SECONDS = 5.0  # seconds that these may take
+KEEP_ALIVE_SECONDS = 2.0  # seconds that an idle connection is kept: engines close theirs after 5
+BREAK_OFF_MESSAGES = ("disconnected", "closed connection")  # in messages of httpx2's protocol errors
 
 
 @dataclass
@@ -79,7 +79,7 @@ class AnswerEvents:
                         return str(event.data)
             return None
         except TimeoutError as error:
-            raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMED_OUT) from error
+            raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMEOUT_HINT) from error
         except httpx2.SSEError as error:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT) from error
 
@@ -94,12 +94,12 @@ class _BoundedBytes(httpx2.AsyncByteStream):
         self._stream, self._traffic, self.no_events = stream, traffic, 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._stream:
-            self.no_events += len(part)
-            self._traffic.received += len(part)
+        async for chunk in self._stream:
+            self.no_events += len(chunk)
+            self._traffic.received += len(chunk)
             if self.no_events > MAX_EVENT + MAX_ANSWER_COMMENTS:
                 raise RemoteError(f"the answer has more than {MAX_ANSWER_COMMENTS} bytes of comments", HINT)
-            yield part
+            yield chunk
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -124,14 +124,14 @@ class Timeouts:
         begin: for the beginning of an answer, before which come a queue and a long prompt; and as long for a free
             connection before that (concurrency.py).
         silence: for each further event of an answer. Comments do not count as events.
-        whole: for a complete answer that does not stream, once it has begun, and for an error's body.
+        body: for a complete answer that does not stream, once it has begun, and for an error's body.
         connections: the most open connections. More conversations wait.
     """
 
     connect: float = 10.0
     begin: float = 300.0
     silence: float = 120.0
-    whole: float = 60.0
+    body: float = 60.0
     attempts: int = 3
     pause: float = 0.25
     connections: int = 256
@@ -158,13 +158,17 @@ class Upstream:
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
-        most, self._admission = self.timeouts.connections, admission
+        max_connections, self._admission = self.timeouts.connections, admission
         options = client_options(self.url, token, allow_http, authority)
         if admission is not None:
             options |= {"verify": admission.context, "trust_env": False}
         self._client = httpx2.AsyncClient(
             **options,
-            limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_ALIVE),
+            limits=httpx2.Limits(
+                max_connections=max_connections,
+                max_keepalive_connections=max_connections,
+                keepalive_expiry=KEEP_ALIVE_SECONDS,
+            ),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
         )
@@ -173,7 +177,7 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
-        return self.engine.served(await self._whole(self.engine.models))
+        return self.engine.served(await self._fetch_json(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of ids, in order.
@@ -182,7 +186,7 @@ class Upstream:
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
-        vectors = self.engine.vectors(await self._whole(self.engine.embedding(model, rows)))
+        vectors = self.engine.vectors(await self._fetch_json(self.engine.embedding(model, rows)))
         if len(vectors) != len(rows):
             raise RemoteError(f"the engine answers {len(vectors)} vectors for {len(rows)} rows", "try again")
         return vectors
@@ -196,25 +200,25 @@ class Upstream:
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), AnswerBounds(request)
         async with (
-            self._answer(call) as answer,
+            self._open_response(call) as answer,
             aclosing(AnswerEvents(answer, self.timeouts.silence, self.traffic)) as events,
         ):
             while not bounds.ended:
                 data = await events.next()
                 if data is None or data.strip() == DONE:
                     raise Unreachable("the answer broke off before its end", "try again")
-                chunk = bounds.checked(read(document(data, "an event of the answer")))
+                chunk = bounds.check(read(document(data, "an event of the answer")))
                 if chunk.ids or chunk.finish:
                     yield chunk
-            await self._last_words(events, bounds, read)
+            await self._read_to_end(events, bounds, read)
 
-    async def _last_words(self, events: AnswerEvents, bounds: AnswerBounds, read: Reader) -> None:
+    async def _read_to_end(self, events: AnswerEvents, bounds: AnswerBounds, read: Reader) -> None:
         """Reads what follows the end, so that the connection can be used again.
 
         If the engine does not end soon, or breaks off, the connection is closed: the answer is complete.
         """
-        events.silence = min(events.silence, LAST_WORDS)
-        for _ in range(AFTER_END):
+        events.silence = min(events.silence, LAST_EVENTS_SECONDS)
+        for _ in range(MAX_EVENTS_AFTER_END):
             try:
                 data = await events.next()
             except (Unreachable, httpx2.TransportError):
@@ -222,25 +226,25 @@ class Upstream:
             if data is None:
                 return
             if data.strip() != DONE:
-                bounds.checked(read(document(data, "an event of the answer")))
+                bounds.check(read(document(data, "an event of the answer")))
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _whole(self, call: Call) -> dict[str, Any]:
+    async def _fetch_json(self, call: Call) -> dict[str, Any]:
         """Returns the JSON object that the engine answers."""
-        async with self._answer(call) as answer:
+        async with self._open_response(call) as answer:
             body = await self._body(answer, MAX_ANSWER)
         if len(body) > MAX_ANSWER:
             raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
         return document(body)
 
     @asynccontextmanager
-    async def _answer(self, call: Call) -> AsyncIterator[httpx2.Response]:
+    async def _open_response(self, call: Call) -> AsyncIterator[httpx2.Response]:
         """Yields a successful response, its body unread."""
         try:
             async with self._calls.call():
-                answer = await self._begun(call)
+                answer = await self._send(call)
                 try:
                     if answer.status_code >= 300:
                         info = strict_json.error_in(await self._body(answer, MAX_ERROR))
@@ -252,13 +256,13 @@ class Upstream:
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
         except TimeoutError as error:
-            raise Unreachable(f"{self.url} went silent in the middle of an answer", TIMED_OUT) from error
+            raise Unreachable(f"{self.url} went silent in the middle of an answer", TIMEOUT_HINT) from error
         except RemoteError as error:
             if error.hint == strict_json.HINT:  # which speaks of our own server
                 error.hint = f"is this a server of the engine {self.engine.name}?"
             raise
 
-    async def _begun(self, call: Call) -> httpx2.Response:
+    async def _send(self, call: Call) -> httpx2.Response:
         method = "GET" if call.body is None else "POST"
         request = self._client.build_request(method, call.path, json=call.body)
         self.traffic.sent += len(request.content)
@@ -274,17 +278,17 @@ class Upstream:
                 await asyncio.sleep(self.timeouts.pause * 2**attempt)
             except TimeoutError as error:
                 waited = f"{self.timeouts.begin:g} s"
-                raise Unreachable(f"{self.url} did not begin to answer within {waited}", TIMED_OUT) from error
+                raise Unreachable(f"{self.url} did not begin to answer within {waited}", TIMEOUT_HINT) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
         """Returns the body, or a little more than `limit` bytes of a longer one."""
         body = bytearray()
-        async with asyncio.timeout(self.timeouts.whole):
-            async with aclosing(answer.aiter_raw()) as parts:
-                async for part in parts:
-                    self.traffic.received += len(part)
-                    body += part
+        async with asyncio.timeout(self.timeouts.body):
+            async with aclosing(answer.aiter_raw()) as chunks:
+                async for chunk in chunks:
+                    self.traffic.received += len(chunk)
+                    body += chunk
                     if len(body) > limit:
                         break
         return bytes(body)
@@ -293,8 +297,10 @@ class Upstream:
         hint = "is the engine running there, and is the address right?"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             hint = "its certificate is not trusted here: give the engine's certificate, as PEM, if it signed its own"
-        broken = isinstance(error, httpx2.RemoteProtocolError) and any(words in str(error) for words in BROKEN_OFF)
-        if broken or isinstance(error, httpx2.ReadError | httpx2.WriteError):
+        broke_off = isinstance(error, httpx2.RemoteProtocolError) and any(
+            words in str(error) for words in BREAK_OFF_MESSAGES
+        )
+        if broke_off or isinstance(error, httpx2.ReadError | httpx2.WriteError):
             return Unreachable(
                 f"{self.url} broke off the connection before the answer ended",
                 "see there whether the engine still runs, and ask again",

@@ -25,7 +25,7 @@ from milkglass.catalogue import loaded
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key, scheme_of
-from milkglass.client.layout import unknown
+from milkglass.client.layout import unknown_tensor_names
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
@@ -349,7 +349,7 @@ def permutes_without_change(family: Family, folder: Path) -> None:
 
     for model_type in family.model_types:
         base = Checkpoint.open(saved_tiny_model(model_type, family.kind, folder / model_type))
-        odd = unknown(base.tensors)
+        odd = unknown_tensor_names(base.tensors)
         assert not odd, f"{model_type}: {odd[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
         scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCABULARY))

@@ -23,15 +23,15 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 
 Arrays = dict[str, NDArray[Any]]
-DIGEST = "sha256"  # the note with the arrays' digest in their file
+DIGEST_NOTE = "sha256"  # the note with the arrays' digest in their file
 
 
-def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
-    """Returns 64 hex digits over JSON values and arrays. `about` must include the arrays' types and shapes."""
-    whole = hashlib.sha256(json.dumps(about).encode())
-    for one in arrays:
-        whole.update(np.ascontiguousarray(one).tobytes())
-    return whole.hexdigest()
+def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
+    """Returns 64 hex digits over JSON values and arrays. `inputs` must include the arrays' types and shapes."""
+    hasher = hashlib.sha256(json.dumps(inputs).encode())
+    for array in arrays:
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()
 
 
 @dataclass
@@ -51,34 +51,34 @@ class ArrayCache:
     reused: bool = field(default=False, init=False)
 
     def __call__(
-        self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], whole: Callable[[Arrays], bool]
+        self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], is_valid: Callable[[Arrays], bool]
     ) -> Arrays:
-        """Returns the arrays of this digest, or makes them if the cache has none that are `whole`.
+        """Returns the arrays of this digest, or makes them if the cache has none that are `is_valid`.
 
         Raises CorruptCheckpoint for a damaged file.
         """
         folder = cache_folder() / self.kind if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
-        stated = _stated(path) if path.is_file() else ""
+        stated = _stated_digest(path) if path.is_file() else ""
         self.reused = stated != ""
         if self.reused:
-            return self._read(path, whole, stated)
-        new = make()
-        made = {name: np.ascontiguousarray(new[name], kind) for name, kind in self.types.items()}
+            return self._read(path, is_valid, stated)
+        computed = make()
+        arrays = {name: np.ascontiguousarray(computed[name], kind) for name, kind in self.types.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
-            save_file(made, partial, {DIGEST: content_digest(made)})
-        return made
+            save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
+        return arrays
 
-    def _read(self, path: Path, whole: Callable[[Arrays], bool], stated: str | None) -> Arrays:
+    def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stated: str | None) -> Arrays:
         try:
             arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
             arrays = {}
-        right = {name: one.dtype for name, one in arrays.items()} == {
-            name: np.dtype(one) for name, one in self.types.items()
+        has_types = {name: array.dtype for name, array in arrays.items()} == {
+            name: np.dtype(array) for name, array in self.types.items()
         }
-        if not (right and stated == content_digest(arrays) and whole(arrays)):
+        if not (has_types and stated == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(
                 f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
@@ -92,10 +92,10 @@ def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     )
 
 
-def _stated(path: Path) -> str | None:
+def _stated_digest(path: Path) -> str | None:
     """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:
-            return str((file.metadata() or {}).get(DIGEST, ""))
+            return str((file.metadata() or {}).get(DIGEST_NOTE, ""))
     except (SafetensorError, OSError):
         return None

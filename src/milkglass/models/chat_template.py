@@ -21,10 +21,10 @@ from typing import Any
 
 from milkglass.errors import CodecError
 
-SECONDS = 20.0  # for one conversation. Published templates take milliseconds
+RENDER_SECONDS = 20.0  # for one conversation. Published templates take milliseconds
 START_SECONDS = 120.0  # for the process to load its modules
 MAX_ANSWER = 1 << 28  # bytes of one answer
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
 def render(
@@ -44,7 +44,7 @@ def render(
     request = {
         "call": "render",
         "template": tokenizer.template(bool(tools)),
-        "messages": [{name: value for name, value in one.items() if value is not None} for one in messages],
+        "messages": [{name: value for name, value in message.items() if value is not None} for message in messages],
         "tools": list(tools) or None,
         "add_generation_prompt": add_generation_prompt,
         "options": {**tokenizer.special_tokens_map, **(options or {})},
@@ -56,13 +56,13 @@ def variables(tokenizer: Any) -> frozenset[str]:
     """Returns what the chat templates read besides messages and tools, special tokens included."""
     raw = tokenizer.chat_template or ""
     templates = list(raw.values()) if isinstance(raw, Mapping) else [str(raw)]
-    return frozenset(name for one in templates for name in _variables(one))
+    return frozenset(name for template in templates for name in _variables(template))
 
 
 @lru_cache(maxsize=16)
 def _variables(template: str) -> frozenset[str]:
     return frozenset(_WORKER.ask({"call": "names", "template": template}, "an empty conversation")["names"]) - {
-        *RESERVED
+        *RESERVED_VARIABLES
     }
 
 
@@ -75,35 +75,36 @@ class _Worker:
         self._owner = 0  # the process that started it: a fork must not share its pipes
         self._ready = False  # whether it said that its modules are loaded
 
-    def ask(self, request: Mapping[str, Any], what: str) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], noun: str) -> dict[str, Any]:
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
-            process = self._started()
-            if not self._ready and self._asked(process, b"", START_SECONDS) is None:
+            process = self._start()
+            if not self._ready and self._exchange(process, b"", START_SECONDS) is None:
                 raise CodecError(
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
                 )
             self._ready = True
-            answer = self._asked(process, line, SECONDS)
+            answer = self._exchange(process, line, RENDER_SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
             return answer
         if answer is None:
             raise CodecError(
-                f"the model's chat template did not render {what} within {SECONDS:.0f} s and its bound on memory",
+                f"the model's chat template did not render {noun} within {RENDER_SECONDS:.0f} s and its bound on "
+                "memory",
                 "use another template: put a published one into the model's folder",
             )
         if fault == "memory":
             raise CodecError(
-                f"the model's chat template takes more memory for {what} than it may have (512 MB)",
+                f"the model's chat template takes more memory for {noun} than it may have (512 MB)",
                 "use another template: put a published one into the model's folder",
             )
         raise CodecError(
-            f"the model's chat template refuses {what}",
+            f"the model's chat template refuses {noun}",
             "most want a user's message first, and then roles that alternate",
         )
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
         self.close()
@@ -117,26 +118,26 @@ class _Worker:
         self._owner, self._ready = os.getpid(), False
         return self._process
 
-    def _asked(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
         """Sends `line` and returns the next line of the process. None: the process ended or had to be ended."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + seconds
-        parts, size, left = list[bytes](), 0, memoryview(line)
+        parts, size, unsent = list[bytes](), 0, memoryview(line)
         os.set_blocking(process.stdin.fileno(), False)
         try:
-            with selectors.DefaultSelector() as waiting:
-                if left:
-                    waiting.register(process.stdin, selectors.EVENT_WRITE)
-                waiting.register(process.stdout, selectors.EVENT_READ)
+            with selectors.DefaultSelector() as selector:
+                if unsent:
+                    selector.register(process.stdin, selectors.EVENT_WRITE)
+                selector.register(process.stdout, selectors.EVENT_READ)
                 while not (parts and parts[-1].endswith(b"\n")):
-                    events = waiting.select(max(0.0, deadline - time.monotonic()))
+                    events = selector.select(max(0.0, deadline - time.monotonic()))
                     if not events:
                         raise TimeoutError
                     for key, _ in events:
                         if key.fileobj is process.stdin:
-                            left = left[os.write(process.stdin.fileno(), left[:65536]) :]
-                            if not left:
-                                waiting.unregister(process.stdin)
+                            unsent = unsent[os.write(process.stdin.fileno(), unsent[:65536]) :]
+                            if not unsent:
+                                selector.unregister(process.stdin)
                         else:
                             parts.append(os.read(process.stdout.fileno(), 1 << 20))
                             size += len(parts[-1])

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.safetensors_header import READABLE, TensorRef, read_header
+from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     import torch
 
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
@@ -30,9 +30,9 @@ MAX_BYTES = {
     INDEX: 64 * MIB,
     **dict.fromkeys([*CONFIGS, *TEMPLATES, "adapter_config.json", "added_tokens.json"], 16 * MIB),
 }
-ADAPTER = "adapter_config.json"  # as peft writes it
-PROMPTS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
-MERGING = (
+ADAPTER_CONFIG = "adapter_config.json"  # as peft writes it
+PROMPT_ADAPTERS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
+MERGING_HINT = (
     "merge it first: in Python, peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
     ".save_pretrained(NEW) with {base} at hand, and its tokenizer's save_pretrained(NEW)"
 )
@@ -98,27 +98,29 @@ class Checkpoint:
 
     def _readable(self, name: str) -> TensorRef:
         ref = self.tensors[name]
-        if ref.dtype not in READABLE:
-            raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(READABLE)}")
+        if ref.dtype not in READABLE_DTYPES:
+            raise CorruptCheckpoint(
+                f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(READABLE_DTYPES)}"
+            )
         return ref
 
     def digest(self, progress: Progress | None = None) -> str:
         """Returns `sha256:...` over each tensor's name, dtype, shape and bytes, which does not depend on the shards."""
         from milkglass.models.safetensors_file import read_bytes
 
-        progress, whole = progress or no_progress, hashlib.sha256()
+        progress, hasher = progress or no_progress, hashlib.sha256()
         for name in sorted(self.tensors):
             ref = self.tensors[name]
             one = hashlib.sha256()
             for chunk in read_bytes(ref):
                 one.update(chunk)
                 progress(len(chunk))
-            whole.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
-        return f"sha256:{whole.hexdigest()}"
+            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
+        return f"sha256:{hasher.hexdigest()}"
 
 
 def _hint(folder: Path) -> str:
-    inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
     shown = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
     return f"give the folder of a Hugging Face checkpoint{shown}"
 
@@ -129,24 +131,28 @@ def require_no_adapter(folder: Path) -> None:
     Raises ModelNotFound for an adapter's folder, and CorruptCheckpoint if it is unclear whether adapter or model is
     meant.
     """
-    if not (folder / ADAPTER).is_file():
+    if not (folder / ADAPTER_CONFIG).is_file():
         return
-    about = read_model_json(folder / ADAPTER)
-    kind, base = str(about.get("peft_type") or "LORA").upper(), str(about.get("base_model_name_or_path") or "BASE")
-    named = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
-    if kind in PROMPTS:
+    document = read_model_json(folder / ADAPTER_CONFIG)
+    kind, base = (
+        str(document.get("peft_type") or "LORA").upper(),
+        str(document.get("base_model_name_or_path") or "BASE"),
+    )
+    noun = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
+    if kind in PROMPT_ADAPTERS:
         raise ModelNotFound(
-            f"{folder} is {named} of {base}, which changes no weights",
+            f"{folder} is {noun} of {base}, which changes no weights",
             "give that model; its prompts cannot be scrambled",
         )
-    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / WHOLE).is_file()):
+    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / SINGLE_FILE).is_file()):
         if any(folder.glob("adapter_model.*")):
             raise CorruptCheckpoint(
-                f"{folder} holds a model and {named} beside it ({ADAPTER})",
-                f"move the adapter's files away where the model is merged already; else {MERGING.format(base=base)}",
+                f"{folder} holds a model and {noun} beside it ({ADAPTER_CONFIG})",
+                "move the adapter's files away where the model is merged already; else "
+                f"{MERGING_HINT.format(base=base)}",
             )
         return
-    raise ModelNotFound(f"{folder} is {named} of {base}, and no model", MERGING.format(base=base))
+    raise ModelNotFound(f"{folder} is {noun} of {base}, and no model", MERGING_HINT.format(base=base))
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -160,8 +166,8 @@ def shard_names(folder: Path) -> list[str]:
             if Path(name).name != name or len(name.encode("utf-8", "replace")) > 255 or not (folder / name).is_file():
                 raise CorruptCheckpoint(f"{INDEX} names {name!r}, which is not in the folder", "fetch the model again")
         return names
-    if (folder / WHOLE).is_file():
-        return [WHOLE]
+    if (folder / SINGLE_FILE).is_file():
+        return [SINGLE_FILE]
     pickled = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt*")]
     if pickled:
         raise UnsafeWeights(
@@ -182,10 +188,10 @@ def require_readable(folder: Path) -> None:
 
 
 def _require_size(path: Path) -> None:
-    size, most = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
-    if size > most:
+    size, limit = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
+    if size > limit:
         raise CorruptCheckpoint(
-            f"{path.name} has {size:,} bytes, at most {most:,} are read", "take the file that was saved with the model"
+            f"{path.name} has {size:,} bytes, at most {limit:,} are read", "take the file that was saved with the model"
         )
 
 
@@ -227,9 +233,11 @@ def end_ids(folder: Path) -> frozenset[int]:
     """Returns the ids that end an answer, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            ends = read_model_json(folder / name).get("eos_token_id")
-            if ends is not None:
-                return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if type(one) is int)
+            numbers = read_model_json(folder / name).get("eos_token_id")
+            if numbers is not None:
+                return frozenset(
+                    number for number in (numbers if isinstance(numbers, list) else [numbers]) if type(number) is int
+                )
     return frozenset()
 
 

@@ -14,8 +14,8 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 CONFIG, GENERATION = "config.json", "generation_config.json"
 HINT = "take the config that was saved with these weights"
 # Each makes from_pretrained fetch, run or decode what is not in the folder
-FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
+FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+IMPLEMENTATION_ENTRIES = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
 LABELS = ("id2label", "label2id")
 MAX_NUMBER = 2**40  # the largest integer in a config
 MAX_LABELS = 10_000
@@ -33,13 +33,15 @@ def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | Non
 
 def _check_config(config: Mapping[str, Any], file: str) -> None:
     for key, value in entries(config, file):
-        named = next((part for part in IMPLEMENTATIONS if part in key.lower()), key if key in FORBIDDEN else None)
-        if named:
-            raise UnsupportedModel(f"{file} has {named}, which is not accepted", f"take it out of {file}")
+        forbidden = next(
+            (part for part in IMPLEMENTATION_ENTRIES if part in key.lower()), key if key in FORBIDDEN_ENTRIES else None
+        )
+        if forbidden:
+            raise UnsupportedModel(f"{file} has {forbidden}, which is not accepted", f"take it out of {file}")
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise UnsupportedModel(f"a number in {file} is beyond {MAX_NUMBER}", HINT)
-        many = len(value) if key in LABELS and isinstance(value, Mapping | list) else value
-        if key in ("num_labels", *LABELS) and isinstance(many, int | float) and many > MAX_LABELS:
+        count = len(value) if key in LABELS and isinstance(value, Mapping | list) else value
+        if key in ("num_labels", *LABELS) and isinstance(count, int | float) and count > MAX_LABELS:
             raise UnsupportedModel(f"{file} has more than {MAX_LABELS} labels", "leave the labels out")
 
 
@@ -48,10 +50,10 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
 
     Raises UnsupportedModel if the config is too deep or too long.
     """
-    waiting: list[tuple[str, Any, int]] = [("", config, 1)]
+    pending: list[tuple[str, Any, int]] = [("", config, 1)]
     count = 0
-    while waiting:
-        key, value, depth = waiting.pop()
+    while pending:
+        key, value, depth = pending.pop()
         yield key, value
         if not isinstance(value, Mapping | list):
             continue
@@ -61,9 +63,9 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
         if count > MAX_ENTRIES:
             raise UnsupportedModel(f"{file} has more than {MAX_ENTRIES} entries", HINT)
         if isinstance(value, Mapping):
-            waiting += [(str(name), inner, depth + 1) for name, inner in value.items()]
+            pending += [(str(name), inner, depth + 1) for name, inner in value.items()]
         else:
-            waiting += [(key, inner, depth + 1) for inner in value]
+            pending += [(key, inner, depth + 1) for inner in value]
 
 
 def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, negative: bool = False) -> None:
@@ -77,8 +79,8 @@ def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, ne
         if negative and type(value) is int and value < 0:
             continue
         if type(value) is not int or not 0 <= value < vocabulary:
-            its = f"is {value}" if type(value) is int else "is not a whole number"
+            value_words = f"is {value}" if type(value) is int else "is not a whole number"
             raise CorruptCheckpoint(
-                f"{key} in {file} {its}, and the table has {vocabulary} rows, 0 to {vocabulary - 1}",
+                f"{key} in {file} {value_words}, and the table has {vocabulary} rows, 0 to {vocabulary - 1}",
                 f"set it to the id of its token in {file}, or to null where the model has none",
             )

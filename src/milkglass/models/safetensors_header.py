@@ -19,12 +19,12 @@ from typing import Any, NoReturn, final
 from milkglass.errors import CorruptCheckpoint
 from milkglass.unique_keys import unique_keys
 
-WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-READABLE = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
+READABLE_DTYPES = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
 METADATA = "__metadata__"
-PLAIN = {"format": "pt"}  # the only note of our files
-ENTRY = {"dtype", "shape", "data_offsets"}
+PLAIN_NOTES = {"format": "pt"}  # the only note of our files
+ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
 MAX_TENSORS = 200_000
@@ -33,8 +33,8 @@ MAX_OUTLINE = 3 * MAX_TENSORS + 64  # characters; a tensor takes 3, a note 2
 MAX_IRREGULAR = 64  # lists and objects that are not part of a tensor's entry; a sound header has 2
 NOT_OUTLINE = bytes(set(range(256)) - set(b'"{}[],:'))
 STRING = re.compile(rb'"[^"]*"?')
-LISTS = tuple(b"[" + b"," * commas + b"]" for commas in reversed(range(MAX_RANK)))
-ENTRIES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; the field without L is dtype
+LIST_OUTLINES = tuple(b"[" + b"," * commas + b"]" for commas in reversed(range(MAX_RANK)))
+ENTRY_OUTLINES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; the field without L is dtype
 
 
 @final
@@ -66,15 +66,15 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
 def has_notes(path: Path) -> bool:
     """Returns whether a file has notes of its writer. Raises what `read_header` raises."""
-    return read_all(path)[1] != PLAIN
+    return read_all(path)[1] != PLAIN_NOTES
 
 
 def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN."""
-    table, base, size = _table(path)
-    notes = table.pop(METADATA, PLAIN)
-    result = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
-    _require_contiguous(path, list(result.values()), base, size)
+    """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN_NOTES."""
+    entries, data_start, size = _read_entries(path)
+    notes = entries.pop(METADATA, PLAIN_NOTES)
+    result = {name: _tensor_ref(path, name, entry, data_start, size) for name, entry in entries.items()}
+    _require_contiguous(path, list(result.values()), data_start, size)
     return result, notes
 
 
@@ -89,29 +89,29 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
         raise CorruptCheckpoint(f"the header of {name} does not begin with a brace", "save or fetch it again")
     _require_bounded(header, name)
     try:
-        table: dict[str, Any] = json.loads(
+        entries: dict[str, Any] = json.loads(
             header.decode("utf-8"),
             object_pairs_hook=unique_keys,
-            parse_int=_whole,
-            parse_float=_not_whole,
-            parse_constant=_not_whole,
+            parse_int=_parse_whole,
+            parse_float=_refuse_number,
+            parse_constant=_refuse_number,
         )
-        notes = table.get(METADATA, {})
+        notes = entries.get(METADATA, {})
         if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
             raise ValueError("the metadata are not strings by name")
-        "".join([*table, *notes, *notes.values()]).encode("utf-8")  # half a surrogate pair is not text
+        "".join([*entries, *notes, *notes.values()]).encode("utf-8")  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpoint(
             f"the header of {name} is not JSON as safetensors has it", "save or fetch it again"
         ) from error
-    return table
+    return entries
 
 
 def _require_bounded(header: bytes, name: str) -> None:
     """Refuses a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
 
-    It needs a few copies of `header` at most. The header need not be JSON: if this reads a text in another way than the
-    JSON reader, that reader has already stopped.
+    It needs a few copies of `header` at most. The header need not be JSON: where this misreads one, the JSON reader
+    refuses it.
     """
     hint = "save it again with safetensors, in smaller files"
     text = header.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a string
@@ -138,25 +138,25 @@ def _outline(text: bytes) -> bytes:
     an entry from passing as one.
     """
     outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
-    for one in LISTS:
-        outline = outline.replace(one, b"L")
-    for one in ENTRIES:
-        outline = outline.replace(one, b"E")
+    for shape in LIST_OUTLINES:
+        outline = outline.replace(shape, b"L")
+    for entry in ENTRY_OUTLINES:
+        outline = outline.replace(entry, b"E")
     return outline
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     if text.startswith("-"):
         raise ValueError("a number is negative")
     return int(text)
 
 
-def _not_whole(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ValueError("a number is not a whole number")
 
 
-def _table(path: Path) -> tuple[dict[str, Any], int, int]:
-    """Returns the header's table, the byte where the tensors begin, and the file's size."""
+def _read_entries(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Returns the header's entries, the byte where the tensors begin, and the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -166,28 +166,29 @@ def _table(path: Path) -> tuple[dict[str, Any], int, int]:
         return parse_table(file.read(length), path.name), 8 + length, size
 
 
-def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
+def _tensor_ref(path: Path, name: str, entry: Any, data_start: int, size: int) -> TensorRef:
     """Reads an entry. Every number is limited before it is used, because products of huge ones take minutes."""
-    if not isinstance(entry, dict) or set(entry) != ENTRY:
+    if not isinstance(entry, dict) or set(entry) != ENTRY_FIELDS:
         raise CorruptCheckpoint(
-            f"{path.name} describes a tensor by other fields than {', '.join(sorted(ENTRY))}", "save or fetch it again"
+            f"{path.name} describes a tensor by other fields than {', '.join(sorted(ENTRY_FIELDS))}",
+            "save or fetch it again",
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in WIDTH:
-        raise CorruptCheckpoint(f"{path.name} has a tensor of an unknown dtype", f"known: {', '.join(WIDTH)}")
-    if not _numbers(shape) or len(shape) > MAX_RANK or not all(n < MAX_DIMENSION for n in shape):
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise CorruptCheckpoint(f"{path.name} has a tensor of an unknown dtype", f"known: {', '.join(DTYPE_BYTES)}")
+    if not _is_whole_numbers(shape) or len(shape) > MAX_RANK or not all(n < MAX_DIMENSION for n in shape):
         raise CorruptCheckpoint(f"{path.name} has a tensor of an impossible shape", "save or fetch it again")
-    if not _numbers(offsets) or len(offsets) != 2:
+    if not _is_whole_numbers(offsets) or len(offsets) != 2:
         raise CorruptCheckpoint(f"{path.name} has a tensor without two offsets", "save or fetch it again")
     begin, end = offsets
-    if base + end > size:
+    if data_start + end > size:
         raise CorruptCheckpoint(f"{path.name} is cut off: it has {size} bytes and needs more", "fetch it again")
-    if begin > end or end - begin != math.prod(shape) * WIDTH[dtype]:
+    if begin > end or end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise CorruptCheckpoint(f"{path.name} gives a tensor a size that is not its shape's", "fetch it again")
-    return TensorRef(name, path, dtype, tuple(shape), base + begin, base + end)
+    return TensorRef(name, path, dtype, tuple(shape), data_start + begin, data_start + end)
 
 
-def _numbers(value: Any) -> bool:
+def _is_whole_numbers(value: Any) -> bool:
     """Returns whether a value is a list of whole numbers. True and False are no numbers."""
     return isinstance(value, list) and all(type(n) is int for n in value)
 

@@ -25,7 +25,7 @@ from milkglass.models.torch_model import ONE_LOAD
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
@@ -54,7 +54,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     check_configs(checkpoint.config, checkpoint.generation_config)
     architecture = families.architecture_of(checkpoint)
     _require_layers(checkpoint)
-    config = _resolved(checkpoint.config)
+    config = _resolve_config(checkpoint.config)
     table = checkpoint.tensors[architecture.table].shape
     _require_rows(config.vocab_size, architecture.vocab_size)
     if len(table) != 2 or config.hidden_size != table[1]:
@@ -79,9 +79,9 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 
 def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
-    named = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
+    fields = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
     architecture = families.architecture_of(checkpoint)
-    if architecture.kind != "decoder" or architecture.heads or _resolved(named).tie_word_embeddings:
+    if architecture.kind != "decoder" or architecture.heads or _resolve_config(fields).tie_word_embeddings:
         return False
     return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
 
@@ -95,17 +95,17 @@ def require_sound_tables(
     size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
     if size is None:
         raise CorruptCheckpoint(f"the delta has no table {' or '.join(family.table)}", "make the delta again")
-    _require_rows(config["vocab_size"] if "vocab_size" in config else _resolved(config).vocab_size, size)
+    _require_rows(config["vocab_size"] if "vocab_size" in config else _resolve_config(config).vocab_size, size)
     check_ids(config, size)
     check_ids(generation or {}, size, GENERATION)
     _key_id(config)
 
 
-def _require_rows(said: object, rows: int) -> None:
+def _require_rows(stated: object, rows: int) -> None:
     """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
-    if said != rows:
+    if stated != rows:
         raise CorruptCheckpoint(
-            f"{CONFIG} says {_said(said)} for vocab_size, and the embedding table has {rows} rows",
+            f"{CONFIG} says {_said(stated)} for vocab_size, and the embedding table has {rows} rows",
             f"set vocab_size to {rows} in {CONFIG}, or resize the model's embeddings",
         )
 
@@ -126,13 +126,13 @@ def _key_id(config: Mapping[str, Any]) -> str | None:
 def _require_layers(checkpoint: Checkpoint) -> None:
     """Checks the number of layers before the config is resolved: some make a list of the stated length."""
     for key, value in entries(checkpoint.config):
-        if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
+        if key in DEPTH_NAMES and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
             raise CorruptCheckpoint(
                 f"{CONFIG} says {_said(value)} for {key}, and the weights have {len(checkpoint.tensors)} tensors", HINT
             )
 
 
-def _resolved(config: Mapping[str, Any]) -> PreTrainedConfig:
+def _resolve_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     """Returns the config with Transformers' defaults. Raises CorruptCheckpoint if Transformers refuses it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -163,9 +163,9 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
     prefix = f"{outline.base_model_prefix}."
     shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
     for name, weight in outline.named_parameters():
-        inside = architecture.kind == "encoder" or name.startswith(prefix)
+        in_body = architecture.kind == "encoder" or name.startswith(prefix)
         result = shapes.get(_plain(name, prefix))
-        if result is None and inside and not _plain(name, prefix).startswith("pooler."):
+        if result is None and in_body and not _plain(name, prefix).startswith("pooler."):
             raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
         if result is not None and result != tuple(weight.shape):
             raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)

@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, read_model_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
-from milkglass.models.safetensors_header import WIDTH, TensorRef, has_notes, read_header
+from milkglass.models.safetensors_header import DTYPE_BYTES, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
 
 DELTA_WEIGHTS = "delta.safetensors"
@@ -56,7 +56,7 @@ class Staging:
     def __post_init__(self) -> None:
         if self.target.exists():
             raise UsageError(f"{self.target} exists already", "give a new folder, or remove that one first")
-        self.folder = self.target.with_name(f".{self.target.name}.partial")
+        self.folder = files.partial_folder(self.target)
         self._log = self.folder / "staging.json"
         if self._log.is_file():
             state = read_json(self._log)
@@ -118,7 +118,7 @@ def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpo
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
         ref = tensors[name]
-        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * WIDTH[ref.dtype])
+        tensors[name] = replace(ref, shape=shape, stop=ref.start + math.prod(shape) * DTYPE_BYTES[ref.dtype])
     return replace(base, tensors=tensors)
 
 
@@ -203,21 +203,21 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
 
     Raises WrongBaseModel if the delta was made of another model, and CorruptCheckpoint if its tensors do not fit.
     """
-    about = read_json(delta / DELTA_CONFIG)
-    if about.get("format") != DELTA_FORMAT:
-        raise CorruptCheckpoint(f"delta format {about.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
-    if about.get("base") != base_digest:
+    document = read_json(delta / DELTA_CONFIG)
+    if document.get("format") != DELTA_FORMAT:
+        raise CorruptCheckpoint(f"delta format {document.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
+    if document.get("base") != base_digest:
         raise WrongBaseModel(
-            f"this delta belongs to the base model {about.get('base')}, not to {base_digest}",
+            f"this delta belongs to the base model {document.get('base')}, not to {base_digest}",
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
     configs = Configs(read_model_json(delta / "config.json"), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
-        old = base.tensors.get(name)
-        same = old is not None and fits(old, ref) and (old.shape == ref.shape or ref.shape[0] == size)
-        if not same or ref.dtype not in DTYPES:
+        base_ref = base.tensors.get(name)
+        is_same = base_ref is not None and fits(base_ref, ref) and (base_ref.shape == ref.shape or ref.shape[0] == size)
+        if not is_same or ref.dtype not in DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
     base = resized(base, larger, int(size or 0)) if larger else base

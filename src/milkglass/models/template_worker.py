@@ -27,8 +27,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from milkglass.system import close_memory
 
-MEMORY = 1 << 29  # bytes that rendering may add after the modules are loaded
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thoughts; templates read the first
+MEMORY_BYTES = 1 << 29  # bytes that rendering may add after the modules are loaded
+REASONING_FIELDS = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names of a message's thoughts; templates read the first
 
 
 class Generation(jinja2.ext.Extension):
@@ -60,11 +64,11 @@ class TemplateNamespace(jinja2.utils.Namespace):
     """`namespace` in a template. It refuses names that begin with an underscore, by which Python could be reached."""
 
     def __init__(*arguments: Any, **entries: Any) -> None:
-        self, *rest = arguments  # a template may call an entry `self`
-        whole: dict[Any, Any] = dict(*rest, **entries)
-        for name in whole:
+        self, *others = arguments  # a template may call an entry `self`
+        values: dict[Any, Any] = dict(*others, **entries)
+        for name in values:
             _require_public(name)
-        jinja2.utils.Namespace.__init__(self, whole)
+        jinja2.utils.Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _require_public(name)
@@ -107,7 +111,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     return environment().from_string(template)
 
 
@@ -119,8 +123,8 @@ def rendered(
     options: Mapping[str, Any],
 ) -> str:
     """Returns a conversation in a template. All values are JSON values of the calling process."""
-    return _compiled(template).render(
-        messages=[_with_thoughts(one) for one in messages],
+    return _compile(template).render(
+        messages=[_with_thoughts(message) for message in messages],
         tools=tools,
         documents=None,
         add_generation_prompt=add_generation_prompt,
@@ -130,7 +134,7 @@ def rendered(
 
 def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a message with its thoughts under all names that templates read."""
-    thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
@@ -145,7 +149,7 @@ def main() -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     close_memory()  # it is given texts
-    bound = _address_space() + MEMORY
+    bound = _address_space() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     writing.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
     writing.flush()

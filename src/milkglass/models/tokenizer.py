@@ -24,7 +24,7 @@ from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
 
-UNLIMITED = int(1e30)  # transformers' model_max_length of a folder that states none
+UNLIMITED_LENGTH = int(1e30)  # transformers' model_max_length of a folder that states none
 MAX_TRUNCATION = int(1e20)  # a longer limit cuts nothing
 # How BERT's decoder joins words to marks, and the replacement
 CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
@@ -75,7 +75,7 @@ class Tokenizer:
         special: Mapping[str, str] | None = None,
         more_special: Sequence[str] = (),
         chat_template: str | Mapping[str, str] | None = None,
-        model_max_length: Any = UNLIMITED,
+        model_max_length: Any = UNLIMITED_LENGTH,
         token_types: bool = False,
         truncation_side: str = "right",
         cleans_up: bool = False,
@@ -121,8 +121,8 @@ class Tokenizer:
             return_offsets_mapping: whether `offset_mapping` is returned: each token's (start, stop) in its text.
             return_special_tokens_mask: whether `special_tokens_mask` is returned: 1 for a token that was added.
         """
-        alone = isinstance(texts, str)
-        first = [texts] if alone else list(texts)
+        is_single = isinstance(texts, str)
+        firsts = [texts] if is_single else list(texts)
         second = ([pairs] if pairs else None) if isinstance(pairs, str) else pairs
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
         literal = self._splits_special if split_special_tokens is None else split_special_tokens
@@ -132,17 +132,17 @@ class Tokenizer:
             else:
                 backend.enable_truncation(limit, direction=self._side)
             backend.encode_special_tokens = literal
-            read = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
-            given = first if second is None else list(zip(first, second, strict=True))
-            encodings = read(given, add_special_tokens=add_special_tokens)
-        result: dict[str, list[Any]] = {"input_ids": [one.ids for one in encodings]}
+            encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
+            inputs = firsts if second is None else list(zip(firsts, second, strict=True))
+            encodings = encode(inputs, add_special_tokens=add_special_tokens)
+        result: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
         if self.token_types:
-            result["token_type_ids"] = [one.type_ids for one in encodings]
+            result["token_type_ids"] = [encoding.type_ids for encoding in encodings]
         if return_offsets_mapping:
-            result["offset_mapping"] = [one.offsets for one in encodings]
+            result["offset_mapping"] = [encoding.offsets for encoding in encodings]
         if return_special_tokens_mask:
-            result["special_tokens_mask"] = [one.special_tokens_mask for one in encodings]
-        return {name: lists[0] for name, lists in result.items()} if alone else result
+            result["special_tokens_mask"] = [encoding.special_tokens_mask for encoding in encodings]
+        return {name: lists[0] for name, lists in result.items()} if is_single else result
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Returns how many special tokens are added to a text, or to a pair of texts."""
@@ -158,13 +158,13 @@ class Tokenizer:
             clean_up_tokenization_spaces: whether WordPiece's spaces before marks are removed. None: the folder's
                 setting.
         """
-        whole = ids.tolist() if hasattr(ids, "tolist") else ids
+        numbers = ids.tolist() if hasattr(ids, "tolist") else ids
         with self._turn() as backend:
-            text = str(backend.decode([whole] if isinstance(whole, int) else list(whole), skip_special_tokens))
+            text = str(backend.decode([numbers] if isinstance(numbers, int) else list(numbers), skip_special_tokens))
         cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
-            for apart, joined in CLEAN_UP:
-                text = text.replace(apart, joined)
+            for spaced, joined_text in CLEAN_UP:
+                text = text.replace(spaced, joined_text)
         return text
 
     def batch_decode(self, rows: Any, **options: Any) -> list[str]:
@@ -194,7 +194,7 @@ class Tokenizer:
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Returns the id of a token, or of each. A token that does not exist gets the unknown token's id, or None."""
         if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(one) for one in tokens]
+            return [self.convert_tokens_to_ids(token) for token in tokens]
         number = self.backend_tokenizer.token_to_id(tokens)
         return self.unk_token_id if number is None and tokens != self.unk_token else number
 
@@ -202,7 +202,7 @@ class Tokenizer:
         """Returns the token of an id, or of each, or None for an id without one."""
         if np.ndim(ids) == 0:
             return self.backend_tokenizer.id_to_token(int(ids))
-        return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
+        return [self.backend_tokenizer.id_to_token(int(number)) for number in ids]
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -252,43 +252,45 @@ def _read(folder: Path) -> Tokenizer:
     if kind is None:
         return _by_transformers(folder)
     tokens, more_named, added = _special_tokens(folder, settings)
-    plain = {name: value for name, value in settings.items() if not name.endswith(("_token", "_tokens"))}
-    whole = {**kind.tokens, **plain, **tokens}
+    plain_settings = {name: value for name, value in settings.items() if not name.endswith(("_token", "_tokens"))}
+    all_settings = {**kind.tokens, **plain_settings, **tokens}
     file = tokenizers.Tokenizer.from_str(text)
-    built = file if kind.build is None else kind.build(file, whole, text)
-    if built is None:
+    backend = file if kind.build is None else kind.build(file, all_settings, text)
+    if backend is None:
         return _by_transformers(folder)
-    cut, filled = file.truncation, file.padding
-    if cut:
-        whole.setdefault("truncation_side", cut["direction"])
-    if filled:
-        whole.setdefault("pad_token", filled["pad_token"])
+    truncation, padding = file.truncation, file.padding
+    if truncation:
+        all_settings.setdefault("truncation_side", truncation["direction"])
+    if padding:
+        all_settings.setdefault("pad_token", padding["pad_token"])
     if file.post_processor is not None:
-        built.post_processor = file.post_processor
-    named = {name: kind.special(name, whole[name]) for name in NAMED_TOKENS if whole.get(name) is not None} | more_named
-    for value in named.values():
+        backend.post_processor = file.post_processor
+    special_names = {
+        name: kind.special(name, all_settings[name]) for name in NAMED_TOKENS if all_settings.get(name) is not None
+    } | more_named
+    for value in special_names.values():
         if not isinstance(value, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
-    extra = list(whole.get("extra_special_tokens") or [])
-    _add(built, added, named, extra)
+    extra = list(all_settings.get("extra_special_tokens") or [])
+    _add(backend, added, special_names, extra)
     if file.post_processor is None:
-        built.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
-    special = {name: str(value) for name, value in named.items()}
+        backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
+    special = {name: str(value) for name, value in special_names.items()}
     names = settings.get("model_input_names")
     limit = settings.get("model_max_length", settings.get("max_len"))
     result = Tokenizer(
-        built,
+        backend,
         special,
-        [str(one) for one in extra],
+        [str(token) for token in extra],
         chat_template=_templates(folder, settings),
-        model_max_length=UNLIMITED if limit is None else limit,
+        model_max_length=UNLIMITED_LENGTH if limit is None else limit,
         token_types=kind.token_types if names is None else "token_type_ids" in names,
-        truncation_side=str(whole.get("truncation_side", "right")),
+        truncation_side=str(all_settings.get("truncation_side", "right")),
         cleans_up=bool(settings.get("clean_up_tokenization_spaces")),
         splits_special=bool(settings.get("split_special_tokens")),
     )
     if kind.finish is not None:
-        kind.finish(built, whole, result.convert_tokens_to_ids)
+        kind.finish(backend, all_settings, result.convert_tokens_to_ids)
     return result
 
 
@@ -303,85 +305,92 @@ def _special_tokens(
     tokens = {name: _token(value) for name, value in settings.items() if name.endswith(("_token", "_tokens"))}
     if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
         tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
-    named = {
+    special_names = {
         name: tokens.pop(name)
         for name in list(tokens)
         if name.endswith("_token") and name not in NAMED_TOKENS and isinstance(tokens[name], str | AddedToken)
     }
     if isinstance(tokens.get("extra_special_tokens"), dict):
-        named |= tokens.pop("extra_special_tokens")
+        special_names |= tokens.pop("extra_special_tokens")
     if "added_tokens_decoder" in settings:
-        added = {int(number): AddedToken(**one) for number, one in settings["added_tokens_decoder"].items()}
+        added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
     else:
         for name, value in _optional(folder / "special_tokens_map.json").items():
-            tokens[name] = _mapped(name, value, tokens)
+            tokens[name] = _special_entry(name, value, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
-            named |= tokens.pop("extra_special_tokens")
+            special_names |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
-        special |= {str(one) for one in tokens.get("extra_special_tokens") or []}
+        special |= {str(token) for token in tokens.get("extra_special_tokens") or []}
         added = {
             number: AddedToken(token, normalized=token not in special, special=token in special)
             for token, number in _optional(folder / "added_tokens.json").items()
         }
-        for one in read_json(folder / "tokenizer.json")["added_tokens"]:
-            number = one.pop("id")
-            added[number] = AddedToken(**one)
+        for added_token in read_json(folder / "tokenizer.json")["added_tokens"]:
+            number = added_token.pop("id")
+            added[number] = AddedToken(**added_token)
     if "additional_special_tokens" in tokens:
         tokens.setdefault("extra_special_tokens", tokens.pop("additional_special_tokens"))
-    by_text = {str(one): one for one in added.values()}
+    by_text = {str(token): token for token in added.values()}
     for name in NAMED_TOKENS:
         if tokens.get(name) is not None:
             tokens[name] = by_text.get(str(tokens[name]), tokens[name])
-    return tokens, named, added
+    return tokens, special_names, added
 
 
 def _token(value: Any) -> Any:
     """Returns an entry in which each added token that JSON marks is an AddedToken."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
-            return AddedToken(**{name: one for name, one in value.items() if name != "__type"})
-        return {name: _token(one) for name, one in value.items()}
-    return [_token(one) for one in value] if isinstance(value, list) else value
+            return AddedToken(**{name: item for name, item in value.items() if name != "__type"})
+        return {name: _token(item) for name, item in value.items()}
+    return [_token(item) for item in value] if isinstance(value, list) else value
 
 
-def _mapped(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
+def _special_entry(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
     if name == "extra_special_tokens" and isinstance(value, list):
-        known = list(tokens.get(name) or [])
-        return known + [one for one in map(_marked, value) if one not in known]
-    return value if name == "extra_special_tokens" else _marked(value)
+        extra = list(tokens.get(name) or [])
+        return extra + [token for token in map(_with_flags, value) if token not in extra]
+    return value if name == "extra_special_tokens" else _with_flags(value)
 
 
-def _marked(value: Any) -> Any:
+def _with_flags(value: Any) -> Any:
     return AddedToken(**{**value, "special": True}) if isinstance(value, dict) else value
 
 
 def _add(
-    built: tokenizers.Tokenizer, added: Mapping[int, AddedToken], named: Mapping[str, Any], extra: Sequence[Any]
+    backend: tokenizers.Tokenizer,
+    added: Mapping[int, AddedToken],
+    special_names: Mapping[str, Any],
+    extra: Sequence[Any],
 ) -> None:
     """Adds the tokens of the files in the order of their ids, then further special ones."""
-    tokens: list[Any] = [one for _, one in sorted(added.items())]
-    known = {token.content for token in built.get_added_tokens_decoder().values()} | {str(one) for one in tokens}
-    for one in (*named.values(), *extra):
-        if str(one) not in known and one not in tokens:  # by text and flags, as transformers compares them
-            tokens.append(one)
-    special = {str(one) for one in named.values()}
-    whole = [AddedToken(one, special=True) if isinstance(one, str) else one for one in tokens]
-    for one in whole:
+    tokens: list[Any] = [token for _, token in sorted(added.items())]
+    present = {token.content for token in backend.get_added_tokens_decoder().values()} | {
+        str(token) for token in tokens
+    }
+    for special_name in (*special_names.values(), *extra):
+        if (
+            str(special_name) not in present and special_name not in tokens
+        ):  # by text and flags, as transformers compares them
+            tokens.append(special_name)
+    special = {str(token) for token in special_names.values()}
+    additional = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
+    for one in additional:
         one.special = one.special or str(one) in special
-    if whole:
-        built.add_tokens(whole)
+    if additional:
+        backend.add_tokens(additional)
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
-    files |= {one.name.removesuffix(".jinja"): one for one in (folder / "additional_chat_templates").glob("*.jinja")}
+    files |= {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     templates = {name: path.read_text("utf-8") for name, path in files.items()}
     if templates:
         return templates["default"] if list(templates) == ["default"] else templates
     stated = settings.get("chat_template")
-    return {one["name"]: one["template"] for one in stated} if isinstance(stated, list) else stated
+    return {token["name"]: token["template"] for token in stated} if isinstance(stated, list) else stated
 
 
 def _by_transformers(folder: Path) -> Tokenizer:
@@ -393,13 +402,13 @@ def _by_transformers(folder: Path) -> Tokenizer:
             f"the tokenizer in {folder.name} has no tokenizer.json of a kind that is read without transformers",
             "pip install 'milkglass[train]', or save a tokenizer.json beside the model",
         ) from None
-    other = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    if not other.is_fast:
+    theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not theirs.is_fast:
         raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
     return Tokenizer(
-        other.backend_tokenizer, other.special_tokens_map, other.all_special_tokens, other.chat_template,
-        other.model_max_length, "token_type_ids" in other.model_input_names, other.truncation_side,
-        bool(other.clean_up_tokenization_spaces), bool(other.split_special_tokens),
+        theirs.backend_tokenizer, theirs.special_tokens_map, theirs.all_special_tokens, theirs.chat_template,
+        theirs.model_max_length, "token_type_ids" in theirs.model_input_names, theirs.truncation_side,
+        bool(theirs.clean_up_tokenization_spaces), bool(theirs.split_special_tokens),
     )  # fmt: skip
 
 
@@ -418,23 +427,23 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
     """Returns the most tokens. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
     config = read_model_json(folder / "config.json")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    most = tokenizer.model_max_length
-    if not isinstance(most, int | float) or most < 1:
+    limit = tokenizer.model_max_length
+    if not isinstance(limit, int | float) or limit < 1:
         raise CorruptCheckpoint(
             "model_max_length in tokenizer_config.json is no number of tokens", "set it to what the model takes"
         )
     if positions is None:
-        return int(most)
+        return int(limit)
     unused = max(family_of(config).pinned(config), default=-1) + 1
-    return min(int(positions) - unused, int(most))
+    return min(int(positions) - unused, int(limit))
 
 
 def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
     """Returns what a token adds to the text after another one (below 0: none), and whether it continues its word."""
-    alone = read(np.array([one])).strip()
-    alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
+    token_text = read(np.array([one])).strip()
+    token_text = token_text.removeprefix("##") or token_text  # a WordPiece that goes on with no word
     if before < 0:
-        return alone, False
-    head, both = read(np.array([before])), read(np.array([before, one]))
-    more = both[len(head) :] if both.startswith(head) else f" {alone}"
-    return (more.strip() or alone, not more[:1].isspace()) if more else (alone, False)
+        return token_text, False
+    head, both_text = read(np.array([before])), read(np.array([before, one]))
+    remainder = both_text[len(head) :] if both_text.startswith(head) else f" {token_text}"
+    return (remainder.strip() or token_text, not remainder[:1].isspace()) if remainder else (token_text, False)

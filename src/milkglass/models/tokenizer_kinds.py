@@ -69,11 +69,11 @@ def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
     if not stated:
         return registered or "TokenizersBackend"
     declared = _general(str(stated))
-    wrong = model_type in WRONGLY_NAMED
-    if declared == "LlamaTokenizer" and not wrong and '"ByteLevel"' in text:
+    is_wrong = model_type in WRONGLY_NAMED
+    if declared == "LlamaTokenizer" and not is_wrong and '"ByteLevel"' in text:
         return "TokenizersBackend"
     if registered and registered != declared:
-        return "TokenizersBackend" if registered == "TokenizersBackend" else registered if wrong else declared
+        return "TokenizersBackend" if registered == "TokenizersBackend" else registered if is_wrong else declared
     return declared
 
 
@@ -86,35 +86,35 @@ def _general(name: str) -> str:
 def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     if type(file.model).__name__ != "WordPiece":
         return None
-    built = Tokenizer(models.WordPiece(file.get_vocab(with_added_tokens=False), unk_token=str(settings["unk_token"])))
-    built.normalizer = normalizers.BertNormalizer(
+    backend = Tokenizer(models.WordPiece(file.get_vocab(with_added_tokens=False), unk_token=str(settings["unk_token"])))
+    backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
         lowercase=settings.get("do_lower_case", True),
     )
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.decoder = decoders.WordPiece(prefix="##")
-    return built
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
 
 
-def _finish_bert(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
-    first, last = str(settings["cls_token"]), str(settings["sep_token"])
-    numbers = [2 if number(first) is None else number(first), 3 if number(last) is None else number(last)]
-    built.post_processor = processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=list(zip([first, last], numbers, strict=True)),
+def _finish_bert(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    cls, sep = str(settings["cls_token"]), str(settings["sep_token"])
+    numbers = [2 if number(cls) is None else number(cls), 3 if number(sep) is None else number(sep)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=list(zip([cls, sep], numbers, strict=True)),
     )
 
 
-def _finish_mpnet(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_mpnet(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
     last, first = str(settings["sep_token"]), str(settings["cls_token"])
     numbers = [2 if number(last) is None else number(last), 0 if number(first) is None else number(first)]
-    built.post_processor = processors.RobertaProcessing((last, numbers[0]), (first, numbers[1]), True, False)
+    backend.post_processor = processors.RobertaProcessing((last, numbers[0]), (first, numbers[1]), True, False)
 
 
-def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
+def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
     """Returns a tokenizer of the file's vocabulary and merges only, with these settings of BPE."""
     model = file.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -126,68 +126,68 @@ def _merged(file: Tokenizer, **flags: Any) -> Tokenizer | None:
 
 
 def _gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (built := _merged(file)) is not None:
-        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
-        built.decoder = decoders.ByteLevel()
-    return built
+    if (backend := _merge(file)) is not None:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+        backend.decoder = decoders.ByteLevel()
+    return backend
 
 
-def _finish_roberta(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
-    last, first = str(settings["sep_token"]), str(settings["cls_token"])
-    built.post_processor = processors.RobertaProcessing(
-        (last, number(last)),
-        (first, number(first)),
+def _finish_roberta(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    sep, cls = str(settings["sep_token"]), str(settings["cls_token"])
+    backend.post_processor = processors.RobertaProcessing(
+        (sep, number(sep)),
+        (cls, number(cls)),
         settings.get("trim_offsets", True),
         settings.get("add_prefix_space", False),
     )
 
 
 def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    plain = re.search(r'"unk_id"\s*:\s*3\b', text) and not re.search(r'"byte_fallback"\s*:\s*true', text)
-    if type(file.model).__name__ != "Unigram" or not plain:
+    is_plain = re.search(r'"unk_id"\s*:\s*3\b', text) and not re.search(r'"byte_fallback"\s*:\s*true', text)
+    if type(file.model).__name__ != "Unigram" or not is_plain:
         return None
-    built = Tokenizer(file.model)
-    if (letters := _precompiled(file)) is not None:
-        built.normalizer = normalizers.Precompiled(letters)
+    backend = Tokenizer(file.model)
+    if (letters := _precompiled_map(file)) is not None:
+        backend.normalizer = normalizers.Precompiled(letters)
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
-    built.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)]
     )
-    built.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
-    return built
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
+    return backend
 
 
-def _precompiled(file: Tokenizer) -> bytes | None:
+def _precompiled_map(file: Tokenizer) -> bytes | None:
     """Returns SentencePiece's table of letters in the file's normalizer, or None."""
     if file.normalizer is None:
         return None
-    whole = json.loads(file.normalizer.__getstate__())
-    for part in whole["normalizers"] if whole["type"] == "Sequence" else [whole]:
+    state = json.loads(file.normalizer.__getstate__())
+    for part in state["normalizers"] if state["type"] == "Sequence" else [state]:
         if part["type"] == "Precompiled" and "precompiled_charsmap" in part:
             return base64.b64decode(part["precompiled_charsmap"])
     return None
 
 
-def _finish_xlm_roberta(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
-    first, last = str(settings["bos_token"]), str(settings["eos_token"])
-    built.post_processor = processors.TemplateProcessing(
-        single=[first, "$A", last],
-        pair=[first, "$A", last, last, "$B", last],
-        special_tokens=[(first, number(first)), (last, number(last))],
+def _finish_xlm_roberta(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+    bos, eos = str(settings["bos_token"]), str(settings["eos_token"])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[bos, "$A", eos],
+        pair=[bos, "$A", eos, eos, "$B", eos],
+        special_tokens=[(bos, number(bos)), (eos, number(eos))],
     )
 
 
 def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    built = _merged(file, fuse_unk=True, byte_fallback=True)
-    if built is None:
+    backend = _merge(file, fuse_unk=True, byte_fallback=True)
+    if backend is None:
         return None
     stated = settings.get("add_prefix_space")
     spaced = True if stated is None else stated
     scheme = ("always" if settings.get("legacy", False) else "first") if spaced else "never"
-    built.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    built.decoder = decoders.Sequence([*parts, decoders.Strip(content=" ", left=1)] if spaced else parts)
-    return built
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(content=" ", left=1)] if spaced else parts)
+    return backend
 
 
 QWEN2_SPLIT = (
@@ -196,34 +196,34 @@ QWEN2_SPLIT = (
 
 
 def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (built := _merged(file)) is None:
+    if (backend := _merge(file)) is None:
         return None
-    built.decoder = decoders.ByteLevel()
-    built.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    backend.normalizer = normalizers.NFC()
     spaced = bool(settings.get("add_prefix_space"))
-    built.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False),
             pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=False),
         ]
     )
-    return built
+    return backend
 
 
-def _finish_qwen2(built: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_qwen2(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
     tokens = dict.fromkeys(str(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None)
-    tokens |= dict.fromkeys(str(one) for one in settings.get("extra_special_tokens") or [])
-    built.add_tokens([AddedToken(one, special=True) for one in tokens])
+    tokens |= dict.fromkeys(str(token) for token in settings.get("extra_special_tokens") or [])
+    backend.add_tokens([AddedToken(token, special=True) for token in tokens])
 
 
 def _gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    built = _merged(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
-    if built is None:
+    backend = _merge(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
+    if backend is None:
         return None
-    built.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
-    built.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    built.normalizer = normalizers.Replace(" ", "▁")
-    return built
+    backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    return backend
 
 
 _BERT_TOKENS = {

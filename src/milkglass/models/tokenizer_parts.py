@@ -50,7 +50,7 @@ OWN_NORMALIZERS = PLAIN_NORMALIZERS | {"Precompiled"}  # SentencePiece's table o
 PLAIN_CUTS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
-READS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
+READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
 REPEATED = frozenset(
     {"Replace", "Split", "Punctuation", "Digits", "Strip"}
 )  # other kinds stand once: each may lengthen
@@ -58,12 +58,12 @@ MOST_PARTS = 16
 MOST_ADDED = 16  # tokens that a post-processor puts around a text
 PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
-FIXED = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
+FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
 # Bytes that only texts with control characters have: those that UTF-8 does not use, and the first bytes of characters
 # that Unicode has not assigned. A published tokenizer may lack a token for them
 RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
 SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
-ENDS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
+END_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
 def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
@@ -75,7 +75,7 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, provider):
         raise ModelError(
-            f"the tokenizer in {folder} has the {kind} {_shown(part)}: {fault}",
+            f"the tokenizer in {folder} has the {kind} {_part_words(part)}: {fault}",
             "use the published tokenizer of this model" + (", or don't use this provider" if provider else ""),
         )
     if provider:
@@ -115,11 +115,11 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
 
 
 def _decoder_fault(part: Part) -> str:
-    if part["type"] in READS:
+    if part["type"] in READING_DECODERS:
         return _fixed_fault(part)
     if part["type"] == "Strip":
-        short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
-        return "" if short else "it leaves letters out"
+        is_short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
+        return "" if is_short else "it leaves letters out"
     if part["type"] == "Replace":
         [(_, pattern)] = part["pattern"].items()
         return "" if (pattern, part["content"]) == ("▁", " ") else "what you read would not be what the model wrote"
@@ -127,7 +127,7 @@ def _decoder_fault(part: Part) -> str:
 
 
 def _fixed_fault(part: Part) -> str:
-    name, value = FIXED.get(part["type"], ("", ""))
+    name, value = FIXED_SETTINGS.get(part["type"], ("", ""))
     return "" if part.get(name, value) == value else f"its {name} is another than {value}"
 
 
@@ -148,9 +148,9 @@ def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
 
 def _byte_letters() -> dict[int, str]:
     """Returns the letter that byte-level BPE writes for each byte (GPT-2's table)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(unprintable)}
 
 
 def _require_no_unknown(tokenizer: Any, folder: str) -> None:
@@ -161,15 +161,15 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     the byte, and the text is refused (`reads_as`).
     """
     backend = tokenizer.backend_tokenizer
-    known = backend.get_vocab(with_added_tokens=False)
+    vocabulary = backend.get_vocab(with_added_tokens=False)
     kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer, "pretokenizers")]
     parts += _parts(backend.normalizer, "normalizers")
     by_letter = any(part["type"] == "ByteLevel" for part in parts)
     letters = _byte_letters() if by_letter else {byte: f"<0x{byte:02X}>" for byte in range(256)}
     falls_back = by_letter or getattr(backend.model, "byte_fallback", False)
-    missing = {byte for byte, letter in letters.items() if letter not in known}
-    replaced = bool(missing) and backend.model.unk_token is not None
-    if kind != "BPE" or not falls_back or replaced or not missing <= RARE_BYTES:
+    missing_bytes = {byte for byte, letter in letters.items() if letter not in vocabulary}
+    replaced = bool(missing_bytes) and backend.model.unk_token is not None
+    if kind != "BPE" or not falls_back or replaced or not missing_bytes <= RARE_BYTES:
         raise ModelError(
             f"the tokenizer in {folder} ({kind}) has no token for some texts, which would then be one that says so",
             "a provider's must be byte-level BPE, or BPE that falls back to bytes; don't use this provider",
@@ -191,7 +191,7 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
 
 
 def _special(tokenizer: Any) -> list[int]:
-    return [number for number, one in tokenizer.added_tokens_decoder.items() if one.special]
+    return [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
@@ -204,8 +204,8 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
     if part["type"] != "Sequence":
         yield part
         return
-    for one in part[name]:
-        yield from _flat(one, name)
+    for inner in part[name]:
+        yield from _flat(inner, name)
 
 
 def _normalizer_fault(part: Part, provider: bool) -> str:
@@ -215,9 +215,9 @@ def _normalizer_fault(part: Part, provider: bool) -> str:
     if kind == "Prepend" and part["prepend"] == "▁":
         return ""
     if kind == "Replace":
-        [(form, pattern)] = part["pattern"].items()
+        [(pattern_kind, pattern)] = part["pattern"].items()
         published = (pattern, part["content"]) in PUBLISHED_REPLACEMENTS
-        if published and (form == "Regex" or pattern not in PATTERNS):
+        if published and (pattern_kind == "Regex" or pattern not in PATTERNS):
             return ""
         return "it replaces a part of a text by another, and it is not a published one"
     return "it is not on the list of those whose effect on a text is known"
@@ -230,36 +230,36 @@ def _cut_fault(part: Part, provider: bool) -> str:
     if kind == "Punctuation":
         return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
     if kind == "Split":
-        [(form, pattern)] = part["pattern"].items()
-        published = form == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
+        [(pattern_kind, pattern)] = part["pattern"].items()
+        published = pattern_kind == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
         if part["behavior"] == "Removed" and not (published and part["invert"]):
             return "it leaves parts of a text out"
-        if provider and not published and (form, pattern) != ("String", " "):
+        if provider and not published and (pattern_kind, pattern) != ("String", " "):
             return "its regular expression is not a published one"
         return ""
     return "it is not on the list of those whose effect on a text is known"
 
 
 def _end_fault(part: Part) -> str:
-    if part["type"] in ENDS:
+    if part["type"] in END_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
         orders = [
-            [one["Sequence"]["id"] for one in part[form] if "Sequence" in one] for form in ("single", "pair")
+            [step["Sequence"]["id"] for step in part[form] if "Sequence" in step] for form in ("single", "pair")
         ]  # fmt: skip
         if orders != [["A"], ["A", "B"]]:
             return "it repeats a text or leaves one out"
-        ids = {name: len(one["ids"]) for name, one in part["special_tokens"].items()}
+        ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
         added = max(
-            sum(ids.get(one["SpecialToken"]["id"], 0) for one in part[form] if "SpecialToken" in one)
+            sum(ids.get(step["SpecialToken"]["id"], 0) for step in part[form] if "SpecialToken" in step)
             for form in ("single", "pair")
         )
         return f"it puts {added} tokens around a text" if added > MOST_ADDED else ""
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _shown(part: Part) -> str:
+def _part_words(part: Part) -> str:
     """Returns a part in a few words. Its content is its author's, so its letters are escaped."""
-    rest = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
-    text = json.dumps(rest)
-    return str(part["type"]) + ("" if not rest else f" {text}" if len(text) <= 80 else f" {text[:80]}...")
+    options = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
+    text = json.dumps(options)
+    return str(part["type"]) + ("" if not options else f" {text}" if len(text) <= 80 else f" {text[:80]}...")

@@ -27,8 +27,8 @@ quiet()  # what loads a model imports this module first
 # later one finds the other's replacement and may restore that last: from then on no head is tied in this process, and
 # models answer with untied weights.
 ONE_LOAD = threading.RLock()
-DRAWING = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
-DEPTHS = ("num_hidden_layers", "n_layers", "n_layer")
+DRAWING_METHODS = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
+DEPTH_NAMES = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 class SkipInitialisation(TorchFunctionMode):
@@ -39,7 +39,7 @@ class SkipInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if getattr(func, "__name__", "") in DRAWING:
+        if getattr(func, "__name__", "") in DRAWING_METHODS:
             return args[0] if args else options["tensor"]
         return func(*args, **options)
 
@@ -52,14 +52,14 @@ def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> 
     from transformers import AutoModelForSequenceClassification
 
     raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
-    return _built(AutoModelForSequenceClassification, base, raw | {"num_labels": classes}, attention)
+    return _build(AutoModelForSequenceClassification, base, raw | {"num_labels": classes}, attention)
 
 
 def language_model(base: Checkpoint, attention: str | None = None) -> Any:
     """Returns the whole model with its head over the vocabulary, which may be its table. Raises CorruptCheckpoint."""
     from transformers import AutoModelForCausalLM
 
-    return _built(AutoModelForCausalLM, base, dict(base.config), attention)
+    return _build(AutoModelForCausalLM, base, dict(base.config), attention)
 
 
 def body(base: Checkpoint | Model, attention: str | None = None, layers: int | None = None) -> Any:
@@ -68,40 +68,43 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
 
     raw = dict(base.config)
     if layers is not None:
-        raw |= {name: min(layers, int(raw[name])) for name in DEPTHS if name in raw}
+        raw |= {name: min(layers, int(raw[name])) for name in DEPTH_NAMES if name in raw}
         if isinstance(raw.get("layer_types"), list):
             raw["layer_types"] = raw["layer_types"][:layers]
-    return _built(AutoModel, base, raw, attention)
+    return _build(AutoModel, base, raw, attention)
 
 
-def _built(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: str | None) -> Any:
+def _build(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: str | None) -> Any:
     from transformers import AutoConfig
 
     raw = {name: value for name, value in raw.items() if name != "architectures"}
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     options = {} if attention is None else {"attn_implementation": attention}
     headers = base.headers if isinstance(base, Model) else base.tensors
-    drawn = kind.__name__.endswith("SequenceClassification")
+    draws_head = kind.__name__.endswith("SequenceClassification")
     with ONE_LOAD:  # another load would take the tying of heads away meanwhile
-        with nullcontext() if drawn else SkipInitialisation():
+        with nullcontext() if draws_head else SkipInitialisation():
             model = kind.from_config(config, dtype=torch.float32, **options)
-        expected, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory: nothing is held twice
+        parameters, prefix = (
+            model.state_dict(),
+            model.base_model_prefix,
+        )  # the model's own memory: nothing is held twice
         filled = set()
         for name, header in headers.items():
             for target in {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}:
-                if target in expected and tuple(header.shape) == tuple(expected[target].shape):
-                    expected[target].copy_(base.mapped(name))
+                if target in parameters and tuple(header.shape) == tuple(parameters[target].shape):
+                    parameters[target].copy_(base.mapped(name))
                     filled.add(target)
         model.tie_weights()
-        for name in expected.keys() - filled:
-            if "pooler" in name and not drawn:
-                expected[name].zero_()
+        for name in parameters.keys() - filled:
+            if "pooler" in name and not draws_head:
+                parameters[name].zero_()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    lost = [n for n in expected if n not in filled | tied and "pooler" not in n]
-    if drawn:
-        lost = [n for n in lost if n.startswith(f"{prefix}.")]
-    if lost:
-        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "give the whole model")
+    missing = [n for n in parameters if n not in filled | tied and "pooler" not in n]
+    if draws_head:
+        missing = [n for n in missing if n.startswith(f"{prefix}.")]
+    if missing:
+        raise CorruptCheckpoint(f"{len(missing)} tensors are not in the model ({missing[0]})", "give the whole model")
     return model
 
 
@@ -127,5 +130,5 @@ def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> 
             handle.remove()
     if not calls:
         return []
-    first = calls[0][1]
-    return [one for one, x in calls if x.shape == first.shape and x.data_ptr() == first.data_ptr()]
+    inputs = calls[0][1]
+    return [one for one, x in calls if x.shape == inputs.shape and x.data_ptr() == inputs.data_ptr()]

@@ -41,13 +41,13 @@ def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tenso
 
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(tensors, ChainMap):  # `overlaid`
-        return ChainMap(*(cast("dict[str, Any]", _headers(one)) for one in tensors.maps))
+        return ChainMap(*(cast("dict[str, Any]", _headers(mapping)) for mapping in tensors.maps))
     return tensors.checkpoint.tensors if isinstance(tensors, Stored) else tensors
 
 
-def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def _map(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if isinstance(tensors, ChainMap):
-        return _mapped(next(one for one in tensors.maps if name in one), name)
+        return _map(next(mapping for mapping in tensors.maps if name in mapping), name)
     return tensors.checkpoint.mapped(name) if isinstance(tensors, Stored) else tensors[name]
 
 
@@ -67,17 +67,17 @@ class Model:
         checkpoint = Checkpoint.open(folder)
         return cls(Stored(checkpoint), checkpoint.config, folder)
 
-    def _named(self, suffixes: tuple[str, ...]) -> list[str]:
+    def _names_ending(self, suffixes: tuple[str, ...]) -> list[str]:
         return [name for name in self.tensors if ends(name, *suffixes)]
 
     @property
     def has_table(self) -> bool:
         """Returns whether there is an input table. The upper half of a cut model has none."""
-        return bool(self._named(family_of(self.config).table))
+        return bool(self._names_ending(family_of(self.config).table))
 
     @property
     def table_name(self) -> str:
-        return self._named(family_of(self.config).table)[0]
+        return self._names_ending(family_of(self.config).table)[0]
 
     @property
     def table(self) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Model:
 
     def mapped(self, name: str) -> torch.Tensor:
         """Returns a tensor in its own dtype, mapped or in memory. It must not be written to."""
-        return _mapped(self.tensors, name)
+        return _map(self.tensors, name)
 
     @property
     def width(self) -> int:
@@ -106,5 +106,5 @@ class Model:
     @property
     def head(self) -> torch.Tensor | None:
         """Returns (n, d) the output embeddings in fp32, or None if they are not a tensor of their own."""
-        names = self._named(family_of(self.config).heads)
+        names = self._names_ending(family_of(self.config).heads)
         return self.tensors[names[0]].float() if names else None

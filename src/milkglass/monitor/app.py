@@ -27,7 +27,7 @@ from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
-from milkglass.proxy.guard import OPENING
+from milkglass.proxy.guard import OPENING_PATH
 
 NEWS_SECONDS = 20.0  # seconds that a request for news is kept open
 POLICY = (
@@ -38,7 +38,7 @@ NONCE = "NONCE"  # in the page
 CODE_BYTES = 24  # of randomness
 
 
-def _drawn() -> str:
+def _draw_code() -> str:
     return secrets.token_urlsafe(CODE_BYTES)
 
 
@@ -55,8 +55,8 @@ class OneTimeCode:
         renewed: receives each new code after the last one was used.
     """
 
-    code: str = field(default_factory=_drawn, repr=False)
-    key: str = field(default_factory=_drawn, repr=False)
+    code: str = field(default_factory=_draw_code, repr=False)
+    key: str = field(default_factory=_draw_code, repr=False)
     renewed: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
@@ -64,7 +64,7 @@ class OneTimeCode:
         if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
-        self.code = _drawn()
+        self.code = _draw_code()
         self.renewed(self.code)
         return self.key
 
@@ -118,7 +118,7 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
         }
         return Response(page.replace(NONCE, nonce), media_type="text/html; charset=utf-8", headers=headers)
 
-    @router.post(OPENING)
+    @router.post(OPENING_PATH)
     async def let_in(request: Request) -> JSONResponse:
         try:
             code = CodeBody.model_validate_json(await request.body()).code

@@ -62,7 +62,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def attacking() -> bool:
-    return any(one.name == THREAD for one in threading.enumerate())
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +129,13 @@ class LiveAttacker:
     ) -> None:
         """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
         corpus = (await in_thread(lambda: read(self.codec, public))).original
-        seen = 0
+        exchanges_seen = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             texts = log.kept_texts()
             total = sum(map(len, texts))
-            if total >= max(MIN_TOKENS, MIN_GROWTH * seen):
-                seen = total
+            if total >= max(MIN_TOKENS, MIN_GROWTH * exchanges_seen):
+                exchanges_seen = total
                 try:
                     await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
                     self.trouble = ""
@@ -148,21 +148,21 @@ class LiveAttacker:
         """Returns the scene in which every id was sent once. Raises KeyForOtherModel if the base is another model."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
-        sent = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
+        sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
         nowhere = np.zeros(len(ids), np.bool_)
-        every = PrivateTexts(sent, sent.mapped(self.codec.inverse), nowhere, nowhere)
-        return assemble(self.key, self.codec, self.base, every, {})
+        texts = PrivateTexts(sent_ids, sent_ids.mapped(self.codec.inverse), nowhere, nowhere)
+        return assemble(self.key, self.codec, self.base, texts, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
         """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
         self.running, candidates = self._budget(self.budget), None
         for first in (True, False):
-            some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
-            played = run(scene, some, None, self.running, seed=0)
+            attacks = {name: one for name, one in ATTACKS.items() if one.undoes == first}
+            played = run(scene, attacks, None, self.running, seed=0)
             candidates = played.candidates
-            for one in played.played:
-                if one.guess is not None and one.guess.table is not None:
-                    self.readings.append(LiveReading(one.result.title, one.guess.table[:, 0], one.result.cut))
+            for attack in played.played:
+                if attack.guess is not None and attack.guess.table is not None:
+                    self.readings.append(LiveReading(attack.result.title, attack.guess.table[:, 0], attack.result.cut))
             show()
             if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.played):
                 break
@@ -172,15 +172,15 @@ class LiveAttacker:
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
         attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
-        kept = tuple(one for one in observed if not isinstance(one, Tokens))
-        transcript = replace(scene.transcript, observations=(*kept, Tokens(Sequences.of(texts))))
+        observations = tuple(observation for observation in observed if not isinstance(observation, Tokens))
+        transcript = replace(scene.transcript, observations=(*observations, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
             return
         guess = attack(transcript, knowledge, self._budget(DECIPHER_SECONDS), np.random.default_rng(0))
         if guess.table is not None:
             title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
-            self.readings = [one for one in self.readings if one.title != title]
+            self.readings = [reading for reading in self.readings if reading.title != title]
             self.readings.append(LiveReading(title, guess.table[:, 0]))
 
     def _budget(self, seconds: float) -> Budget:

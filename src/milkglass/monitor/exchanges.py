@@ -16,7 +16,7 @@ from milkglass.proxy.observe import Ids, Received
 from milkglass.sequences import common_prefix
 
 EXCHANGES_KEPT = 100  # exchanges
-COMPARED = 8  # the last exchanges that a question may repeat
+EXCHANGES_COMPARED = 8  # the last exchanges that a question may repeat
 MAX_TOKENS_KEPT = 200_000  # tokens of all exchanges together: the oldest are dropped first
 
 
@@ -67,9 +67,9 @@ class ExchangeLog:
         self._clock, self._waiting = clock, asyncio.Event()
 
     def begin_exchange(self, ids: Ids) -> Received:
-        prompt = [int(one) for one in ids]
+        prompt = [int(token) for token in ids]
         self.count += 1
-        one = Exchange(self.count, prompt, self._repeated(prompt), self.version)
+        one = Exchange(self.count, prompt, self._repeated_count(prompt), self.version)
         self.exchanges.append(one)
         self._forget()
         self.touch(one)
@@ -100,15 +100,15 @@ class ExchangeLog:
 
     def kept_texts(self) -> list[list[int]]:
         """Returns the scrambled ids that are kept, each text once."""
-        return [part for one in self.exchanges for part in (one.question, one.answer) if part]
+        return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
-    def _repeated(self, prompt: list[int]) -> int:
-        before = list(self.exchanges)[-COMPARED:]
-        shared = [(one, common_prefix(prompt, [*one.prompt, *one.answer])) for one in before]
-        return max((count for one, count in shared if count >= len(one.prompt)), default=0)
+    def _repeated_count(self, prompt: list[int]) -> int:
+        before = list(self.exchanges)[-EXCHANGES_COMPARED:]
+        shared = [(exchange, common_prefix(prompt, [*exchange.prompt, *exchange.answer])) for exchange in before]
+        return max((count for exchange, count in shared if count >= len(exchange.prompt)), default=0)
 
     def _forget(self) -> None:
-        held = sum(len(one.prompt) + len(one.answer) for one in self.exchanges)
-        while len(self.exchanges) > EXCHANGES_KEPT or (held > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
-            gone = self.exchanges.popleft()
-            held -= len(gone.prompt) + len(gone.answer)
+        id_count = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
+        while len(self.exchanges) > EXCHANGES_KEPT or (id_count > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
+            oldest = self.exchanges.popleft()
+            id_count -= len(oldest.prompt) + len(oldest.answer)

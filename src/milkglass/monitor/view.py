@@ -32,7 +32,7 @@ Side = Literal["question", "answer"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLE = re.compile(rf"\A({'|'.join(ROLES)})\n")  # as ChatML and its kin begin a message, after a special token
 TOKENS_SHOWN = 2000  # tokens of one text
-UNREAD = "\u00b7"
+UNREAD_SIGN = "\u00b7"
 NOTHING_READ = "Nothing was read within the budget"
 SIDES: tuple[Side, Side] = ("question", "answer")
 
@@ -76,14 +76,14 @@ class TextViews:
     def names(self) -> list[str]:
         """Returns the text of each public token, or its name if it has none. This is slow for a large vocabulary."""
         size = len(self.codec.inverse)
-        named = self.codec.tokenizer.convert_ids_to_tokens
+        names_of = self.codec.tokenizer.convert_ids_to_tokens
         spelt = pieces(self.codec, size)
-        return [one or named(number) or "" if self.codec.known[number] else "" for number, one in enumerate(spelt)]
+        return [text or names_of(number) or "" if self.codec.known[number] else "" for number, text in enumerate(spelt)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Drops the views of texts that belong to none of these exchanges."""
-        kept = {one.number for one in exchanges}
-        self._kept = {place: one for place, one in self._kept.items() if place[0] in kept}
+        kept = {exchange.number for exchange in exchanges}
+        self._kept = {place: exchange for place, exchange in self._kept.items() if place[0] in kept}
 
     def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
         """Returns a text, with how much of it each reading has right."""
@@ -94,8 +94,8 @@ class TextViews:
         if text.hits.keys() != set(readings):
             self.made += 1
             true, ordinary = self.codec.inverse[text.ids], self.codec.inverse[text.ordinary]
-            text.hits = {one: int((one.table[text.ids] == true).sum()) for one in readings}
-            text.right = {one: int((one.table[text.ordinary] == ordinary).sum()) for one in readings}
+            text.hits = {reading: int((reading.table[text.ids] == true).sum()) for reading in readings}
+            text.right = {reading: int((reading.table[text.ordinary] == ordinary).sum()) for reading in readings}
         return text
 
     def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
@@ -106,19 +106,19 @@ class TextViews:
 
     def _text(self, ids: Sequence[int], length: int) -> ShownText:
         self.made += 1
-        every = np.asarray(ids, np.int64)
-        there = every[(every >= 0) & (every < len(self.codec.inverse))]
-        return ShownText(length, there, there[self.codec.visible[self.codec.inverse[there]]])
+        all_ids = np.asarray(ids, np.int64)
+        known_ids = all_ids[(all_ids >= 0) & (all_ids < len(self.codec.inverse))]
+        return ShownText(length, known_ids, known_ids[self.codec.visible[self.codec.inverse[known_ids]]])
 
     def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
-        shown = text.ids[:TOKENS_SHOWN]
+        shown_ids = text.ids[:TOKENS_SHOWN]
         return {
-            "client": self._as_written(shown),
-            "ids": shown.tolist(),
-            "read": self._runs(shown, reading),
+            "client": self._as_written(shown_ids),
+            "ids": shown_ids.tolist(),
+            "read": self._runs(shown_ids, reading),
             "tokens": len(text.ordinary),
             "right": 0 if reading is None else text.right[reading],
-            "more": len(text.ids) - len(shown),
+            "more": len(text.ids) - len(shown_ids),
         }
 
     def _as_written(self, ids: Any) -> str:
@@ -135,14 +135,14 @@ class TextViews:
             return []
         true = self.codec.inverse[ids]
         columns = (true.tolist(), reading.table[ids].tolist(), self.codec.visible[true].tolist())
-        marked = [self._marked(*one) for one in zip(*columns, strict=True)]
+        marked = [self._mark(*run) for run in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
 
-    def _marked(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
+    def _mark(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
         if not visible:
             return "special", self.names[true]
         if read == NO_BELIEF:
-            return "unread", UNREAD
+            return "unread", UNREAD_SIGN
         return ("right" if read == true else "wrong"), self.names[read]
 
 
@@ -177,44 +177,44 @@ class MonitorView:
         log, version = self.log, self.log.version
         since = since if since <= version else -1
         exchanges = list(log.exchanges)
-        changed = {one.number for one in exchanges if one.changed > since}
+        changed = {exchange.number for exchange in exchanges if exchange.changed > since}
         self.texts.forget(exchanges)
         readings = [] if self.attacker is None else list(self.attacker.readings)
-        counted = await self._counted(exchanges, readings)
-        reading = self._strongest([text for _, texts in counted for text in texts], readings)
+        counted_exchanges = await self._count(exchanges, readings)
+        reading = self._strongest([text for _, texts in counted_exchanges for text in texts], readings)
         upstream = self.backend.upstream
         figures = {
             "version": version,
-            "models": [{"name": one.name, "kind": one.kind or "decoder"} for one in self.backend.models],
+            "models": [{"name": model.name, "kind": model.kind or "decoder"} for model in self.backend.models],
             "engine": upstream.engine.name,
             "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
-            "speed": next((one.speed for one in reversed(exchanges) if one.speed), 0.0),
+            "speed": next((exchange.speed for exchange in reversed(exchanges) if exchange.speed), 0.0),
             "key": self._key(),
-            "attack": self._attack(reading, [text for _, texts in counted for text in texts]),
+            "attack": self._attack(reading, [text for _, texts in counted_exchanges for text in texts]),
             "count": log.count,
             "misspelt": self.backend.memory.misspelt,
-            "kept": [one.number for one in exchanges],
+            "kept": [exchange.number for exchange in exchanges],
         }
-        shown = await self._rendered([one for one in counted if one[0].number in changed], reading)
-        return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(shown)}]}}'
+        rendered = await self._render([pair for pair in counted_exchanges if pair[0].number in changed], reading)
+        return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(rendered)}]}}'
 
-    async def _counted(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
+    async def _count(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
         result: Counted = []
-        for one in exchanges:
-            made = self.texts.made
-            result.append((one, tuple(self.texts.counted(one, side, readings) for side in SIDES)))
-            if self.texts.made > made:
+        for exchange in exchanges:
+            count = self.texts.made
+            result.append((exchange, tuple(self.texts.counted(exchange, side, readings) for side in SIDES)))
+            if self.texts.made > count:
                 await asyncio.sleep(0)
         return result
 
-    async def _rendered(self, counted: Counted, reading: LiveReading | None) -> list[str]:
+    async def _render(self, counted_exchanges: Counted, reading: LiveReading | None) -> list[str]:
         result = []
-        for one, texts in counted:
-            parts = [f'"number":{one.number},"repeated":{one.repeated}']
+        for exchange, texts in counted_exchanges:
+            parts = [f'"number":{exchange.number},"repeated":{exchange.repeated}']
             for side, text in zip(SIDES, texts, strict=True):
-                made = self.texts.made
+                count = self.texts.made
                 parts.append(f'"{side}":{self.texts.rendered(text, reading)}')
-                if self.texts.made > made:
+                if self.texts.made > count:
                     await asyncio.sleep(0)
             result.append("{" + ",".join(parts) + "}")
         return result
@@ -232,10 +232,10 @@ class MonitorView:
         if self.attacker is None:
             return {"state": "off", "broken": self.broken}
         tokens = sum(len(text.ordinary) for text in texts)
-        right = 0 if reading is None else sum(text.right[reading] for text in texts)
+        right_count = 0 if reading is None else sum(text.right[reading] for text in texts)
         return {
             "state": self.attacker.state,
-            "level": "" if reading is None else level_shown(self.attacker.state, right, tokens),
+            "level": "" if reading is None else level_shown(self.attacker.state, right_count, tokens),
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "broken": self.broken,
@@ -243,17 +243,17 @@ class MonitorView:
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
             "tokens": tokens,
-            "right": right,
+            "right": right_count,
         }
 
     def _key(self) -> dict[str, Any]:
-        used = usage.read(self.key)
-        last = used.audits[-1] if used.audits else None
+        record = usage.read(self.key)
+        last_audit = record.audits[-1] if record.audits else None
         return {
-            "texts": used.texts,
-            "tokens": used.tokens,
-            "passed": [f"{who} reads {share}" for who, share, _ in used.passed()],
-            "audit": None if last is None else {**last, "verdict": _label(last)},
+            "texts": record.texts,
+            "tokens": record.tokens,
+            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed()],
+            "audit": None if last_audit is None else {**last_audit, "verdict": _label(last_audit)},
         }
 
 

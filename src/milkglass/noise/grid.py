@@ -23,7 +23,7 @@ from milkglass.errors import UsageError
 from milkglass.noise import rounded
 from milkglass.noise.stream import Stream
 
-FINE = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
+NOISE_STEP_BITS = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
 MAX_BOUND_BITS = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
 MAX_STEPS = 2**52
 
@@ -32,7 +32,7 @@ Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
 def step_of(width: float, bound: float | None = None) -> float:
     """Returns the grid's step g for noise of a standard deviation or scale, and data whose coordinates have a bound."""
-    exponent = math.floor(math.log2(width)) - FINE
+    exponent = math.floor(math.log2(width)) - NOISE_STEP_BITS
     if bound is not None:
         exponent = max(exponent, math.ceil(math.log2(bound)) - MAX_BOUND_BITS)
     return 2.0**exponent
@@ -40,12 +40,12 @@ def step_of(width: float, bound: float | None = None) -> float:
 
 def gaussian(x: torch.Tensor, deviation: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
     """Returns x of any shape plus Gaussian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
-    return _released(x, deviation, stream, bound, rounded.gaussian)
+    return _release(x, deviation, stream, bound, rounded.gaussian)
 
 
 def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
     """Returns x of any shape plus Laplacian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
-    return _released(x, scale, stream, bound, rounded.laplace)
+    return _release(x, scale, stream, bound, rounded.laplace)
 
 
 def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
@@ -62,7 +62,7 @@ def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float
     return steps
 
 
-def _released(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:
+def _release(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:
     step = step_of(width, bound)
     noise = torch.from_numpy(sample(stream, x.numel(), width / step)).reshape(x.shape)
     steps = cut(x.cpu(), width, bound)
@@ -85,10 +85,6 @@ def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     """Returns the released numbers in x's dtype, with x's gradient."""
     result: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return result
-
-
-# What is public of the noise that a mechanism adds: an attacker is given it (Kerckhoffs).
-#
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class _Drawing(TorchDispatchMode):
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
-        self._drawn: Mapping[Any, Callable[..., Any]] = {
+        self._draw_of: Mapping[Any, Callable[..., Any]] = {
             aten.native_dropout.default: self._native_dropout,
             aten.bernoulli_.float: self._fill,
             aten.bernoulli.p: lambda like, p, generator=None: keep_mask(self._stream, like, p).to(like.dtype),
@@ -40,8 +40,8 @@ class _Drawing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        if func in self._drawn:
-            return self._drawn[func](*args, **keywords)
+        if func in self._draw_of:
+            return self._draw_of[func](*args, **keywords)
         if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, keywords):
             raise UnsupportedModel(
                 f"this model draws with {func}, whose randomness PyTorch keeps in 32 bits of a seed",
@@ -61,12 +61,12 @@ class _Drawing(TorchDispatchMode):
 
 def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
     """Returns whether this is an operator of attention whose dropout is off."""
-    names = [one.name for one in func._schema.arguments]
+    names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return False
-    place = names.index("dropout_p")
-    default = func._schema.arguments[place].default_value
-    return bool((args[place] if place < len(args) else keywords.get("dropout_p", default)) == 0)
+    index = names.index("dropout_p")
+    default = func._schema.arguments[index].default_value
+    return bool((args[index] if index < len(args) else keywords.get("dropout_p", default)) == 0)
 
 
 @contextmanager

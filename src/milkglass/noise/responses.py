@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 
 Ids = NDArray[np.int64]
-UNIT = 1 << 44  # the weight of the value itself
+OWN_WEIGHT = 1 << 44  # the weight of the value itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,48 +31,48 @@ class RandomisedResponse:
 
     @property
     def weight(self) -> int:
-        """Returns w, the weight of each other value in units of UNIT, rounded up."""
-        return min(UNIT, math.ceil(UNIT * math.exp(-self.epsilon)) + 1)
+        """Returns w, the weight of each other value in units of OWN_WEIGHT, rounded up."""
+        return min(OWN_WEIGHT, math.ceil(OWN_WEIGHT * math.exp(-self.epsilon)) + 1)
 
     @property
     def kept(self) -> float:
         """Returns P(y = x)."""
-        return UNIT / self._total
+        return OWN_WEIGHT / self._total
 
     @property
     def advantage(self) -> float:
         """Returns log P(y | x) for y = x, less that for any other y: epsilon, as far as integers can express it."""
-        return math.log(UNIT / self.weight)
+        return math.log(OWN_WEIGHT / self.weight)
 
     @property
     def noise_bits(self) -> float:
         """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
-        m, kept = len(self.values), self.kept
+        m, same = len(self.values), self.kept
         if m < 2:
             return 0.0
-        other = (1 - kept) / (m - 1)
-        return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
+        another = (1 - same) / (m - 1)
+        return -same * math.log2(same) - (1 - same) * math.log2(another)
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
         """Returns (t,) what is sent for these values (t,)."""
         result = np.asarray(ids, np.int64).copy()
-        place = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
-        inside = np.flatnonzero(self.values[place] == result) if len(self.values) else np.empty(0, np.int64)
-        drawn = stream.integers(self._total, len(inside))
-        changed = drawn >= UNIT
-        step = 1 + (drawn[changed] - UNIT) // self.weight
-        at = inside[changed]
-        result[at] = self.values[(place[at] + step) % len(self.values)]
+        index = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
+        known_values = np.flatnonzero(self.values[index] == result) if len(self.values) else np.empty(0, np.int64)
+        draws = stream.integers(self._total, len(known_values))
+        is_changed = draws >= OWN_WEIGHT
+        step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.weight
+        positions = known_values[is_changed]
+        result[positions] = self.values[(index[positions] + step) % len(self.values)]
         return result
 
     def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
         """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
         result = np.asarray(occurrences, np.float64).copy()
-        own = result[self.values]
-        other = (1 - self.kept) / max(1, len(self.values) - 1)
-        result[self.values] = own * self.kept + (own.sum() - own) * other
+        occurring = result[self.values]
+        exchanged = (1 - self.kept) / max(1, len(self.values) - 1)
+        result[self.values] = occurring * self.kept + (occurring.sum() - occurring) * exchanged
         return result
 
     @property
     def _total(self) -> int:
-        return UNIT + max(0, len(self.values) - 1) * self.weight
+        return OWN_WEIGHT + max(0, len(self.values) - 1) * self.weight

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 SAMPLES_AT_A_TIME = 1 << 16  # which a processor's cache holds
 SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
 INVERSE_ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
-DIGITS = 60
+TAIL_DIGITS = 60
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:
@@ -52,14 +52,14 @@ def _samples(
     for start in range(0, count, SAMPLES_AT_A_TIME):
         words = stream.long_words(min(SAMPLES_AT_A_TIME, count - start))
         bits = words >> np.uint64(1)
-        magnitude, unsure = _rounded(bits, ratio, inverse)
+        magnitude, unsure = _round(bits, ratio, inverse)
         for at in np.flatnonzero(unsure).tolist():
-            magnitude[at] = _certain(int(bits[at]), ratio, int(magnitude[at]), tail, stream.further)
+            magnitude[at] = _magnitude_by_bits(int(bits[at]), ratio, int(magnitude[at]), tail, stream.further)
         result[start : start + len(words)] = np.where(words & np.uint64(1), -magnitude, magnitude)
     return result
 
 
-def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], Floats]) -> tuple[Integers, Any]:
+def _round(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], Floats]) -> tuple[Integers, Any]:
     """Returns round(ratio |Z|) in fp64, and where it may be wrong. The tail is `bits` (n,), 63 of them, over 2^64."""
     tail = (bits.astype(np.float64) + 0.5) * 2.0**-64
     z = inverse(tail)
@@ -71,18 +71,18 @@ def _rounded(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats],
     return magnitude.astype(np.int64), unsure | (tail < SMALL_TAIL)
 
 
-def _certain(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
+def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
     """Returns the magnitude K with |Z| in [(K - 1/2) / r, (K + 1/2) / r), by as many bits as that takes."""
     import mpmath
 
     width = 64
-    with mpmath.workdps(DIGITS):
+    with mpmath.workdps(TAIL_DIGITS):
         while True:
-            mpmath.mp.dps = max(DIGITS, width // 3 + 20)
+            mpmath.mp.dps = max(TAIL_DIGITS, width // 3 + 20)
             if bits:  # else the tail has no lower bound yet
-                least = _magnitude(mpmath.mpf(bits + 1) / 2**width, ratio, guess, tail)
-                if least == _magnitude(mpmath.mpf(bits) / 2**width, ratio, least, tail):
-                    return least
+                magnitude = _magnitude(mpmath.mpf(bits + 1) / 2**width, ratio, guess, tail)
+                if magnitude == _magnitude(mpmath.mpf(bits) / 2**width, ratio, magnitude, tail):
+                    return magnitude
             bits, width = (bits << 64) | int(further.long_words(1)[0]), width + 64
 
 

@@ -24,17 +24,17 @@ from milkglass.noise.stream import Stream
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-UNIT = 1 << 44  # the weight of the best candidate; 2^18 of them can be added
-ABSENT = -(1 << 62)
+BEST_WEIGHT = 1 << 44  # the weight of the best candidate; 2^18 of them can be added
+NO_CANDIDATE = -(1 << 62)
 
 
 def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
     """Returns (t,) the columns of the largest noisy scores (t, k), from scores in [0, 1], -inf after a list's end."""
     step = min(1.0, step_of(scale))
-    there = ~np.isneginf(scores)
-    cut = np.trunc(np.where(there, scores, 0) / step).astype(np.int64)
+    is_candidate = ~np.isneginf(scores)
+    steps = np.trunc(np.where(is_candidate, scores, 0) / step).astype(np.int64)
     noise = rounded.laplace(stream, scores.size, scale / step).reshape(scores.shape)
-    return np.where(there, cut + noise, ABSENT).argmax(1)
+    return np.where(is_candidate, steps + noise, NO_CANDIDATE).argmax(1)
 
 
 def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
@@ -44,8 +44,10 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
     """
     if scores.shape[1] > 1 << 18:
         raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
-    least = min(UNIT, math.ceil(UNIT * math.exp(-epsilon / 2)) + 1)
-    weights = np.clip(np.ceil(UNIT * np.exp(epsilon / 2 * (scores - 1))), least, UNIT).astype(np.int64)
+    min_weight = min(BEST_WEIGHT, math.ceil(BEST_WEIGHT * math.exp(-epsilon / 2)) + 1)
+    weights = np.clip(np.ceil(BEST_WEIGHT * np.exp(epsilon / 2 * (scores - 1))), min_weight, BEST_WEIGHT).astype(
+        np.int64
+    )
     return np.cumsum(np.where(np.isneginf(scores), 0, weights), 1)
 
 

@@ -51,11 +51,11 @@ class Stream:
 
         A client's parts hold 256 secret bits, unless its user gave a seed.
         """
-        whole = hashlib.sha256(b"milkglass seed")
+        hasher = hashlib.sha256(b"milkglass seed")
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
-            whole.update(type(part).__name__.encode() + len(data).to_bytes(8, "little") + data)
-        return cls(whole.digest())
+            hasher.update(type(part).__name__.encode() + len(data).to_bytes(8, "little") + data)
+        return cls(hasher.digest())
 
     @property
     def further(self) -> Stream:
@@ -106,16 +106,16 @@ class Stream:
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:
             raise ValueError("a limit below 1")
-        wide = limits.astype(np.uint64)
-        spare = (np.uint64(0) - wide) % wide  # 2^64 mod limit
+        unsigned = limits.astype(np.uint64)
+        spare = (np.uint64(0) - unsigned) % unsigned  # 2^64 mod limit
         result = np.empty(len(limits), np.int64)
-        waiting = np.arange(len(limits))
-        while len(waiting):
-            words = self.long_words(len(waiting))
-            accepted = words >= spare[waiting]
-            selected = waiting[accepted]
-            result[selected] = (words[accepted] % wide[selected]).astype(np.int64)
-            waiting = waiting[~accepted]
+        missing = np.arange(len(limits))
+        while len(missing):
+            words = self.long_words(len(missing))
+            accepted = words >= spare[missing]
+            selected = missing[accepted]
+            result[selected] = (words[accepted] % unsigned[selected]).astype(np.int64)
+            missing = missing[~accepted]
         return result
 
     def integers(self, limit: int, count: int) -> NDArray[np.int64]:
@@ -139,12 +139,12 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Returns the SHA-256 over names, shapes, types and all numbers."""
     import torch
 
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(tensors):
-        one = tensors[name].detach().cpu().contiguous()
-        whole.update(json.dumps([name, [*one.shape], str(one.dtype)]).encode())
-        whole.update(one.reshape(-1).view(torch.uint8).numpy())
-    return whole.digest()
+        tensor = tensors[name].detach().cpu().contiguous()
+        hasher.update(json.dumps([name, [*tensor.shape], str(tensor.dtype)]).encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return hasher.digest()
 
 
 def bound(stream: Stream, tensors: Mapping[str, torch.Tensor]) -> Stream:

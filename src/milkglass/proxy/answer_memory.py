@@ -17,7 +17,7 @@ from milkglass.rows.messages import Message
 
 MOST_TOKENS = 1_000_000  # of all answers: the longest unused ones are dropped first
 PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed
-LAST = 64  # answers that are looked for inside of other texts
+MAX_ANSWERS_SOUGHT = 64  # answers that are looked for inside of other texts
 # The least letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and
 # an engine that guessed it in an earlier answer would see by the ids that it guessed right
 MIN_QUOTED_LETTERS = 64
@@ -41,33 +41,36 @@ class AnswerMemory:
             *calls,
         ]
         for name in filter(None, names):
-            before = self._kept.pop((model, name), None)
-            self._tokens += len(array) - (0 if before is None else len(before))
+            previous = self._kept.pop((model, name), None)
+            self._tokens += len(array) - (0 if previous is None else len(previous))
             self._kept[model, name] = array
         while self._tokens > MOST_TOKENS and self._kept:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 
-    def inside(self, model: str, prompt: str, least: int = PREFIX_LETTERS + 1) -> list[list[int]]:
+    def inside(self, model: str, prompt: str, min_letters: int = PREFIX_LETTERS + 1) -> list[list[int]]:
         """Returns the ids of the last answers of at least so many letters that a text contains, the newest first."""
-        if len(prompt) < least:
+        if len(prompt) < min_letters:
             return []
         newest = reversed(self._kept.items())
-        whole = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= least)
-        return [ids.tolist() for text, ids in islice(whole, LAST) if text in prompt]
+        candidates = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= min_letters)
+        return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
         """Returns the messages, and adds its ids to each that repeats an answer."""
-        return [one if (ids := self._of(model, one)) is None else {**one, ANSWER_IDS: ids} for one in messages]
+        return [
+            message if (ids := self._of(model, message)) is None else {**message, ANSWER_IDS: ids}
+            for message in messages
+        ]
 
     def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
-        text, own = str(message.get("content") or "").strip(), message.get("role") == "assistant"
-        names = [text] if own or len(text) >= MIN_QUOTED_LETTERS else []
-        if own:
+        text, is_answer = str(message.get("content") or "").strip(), message.get("role") == "assistant"
+        names = [text] if is_answer or len(text) >= MIN_QUOTED_LETTERS else []
+        if is_answer:
             names += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
             names += [str(message.get("reasoning_content") or "").strip()]
-            names += [str(one.get("id")) for one in message.get("tool_calls") or ()]
+            names += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
         for name in filter(None, names):
-            if (found := self._kept.get((model, name))) is not None:
+            if (ids := self._kept.get((model, name))) is not None:
                 self._kept.move_to_end((model, name))
-                return found.tolist()
-        return next(iter(self.inside(model, text, PREFIX_LETTERS + 1 if own else MIN_QUOTED_LETTERS)), None)
+                return ids.tolist()
+        return next(iter(self.inside(model, text, PREFIX_LETTERS + 1 if is_answer else MIN_QUOTED_LETTERS)), None)

@@ -21,7 +21,7 @@ from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backends
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
-from milkglass.proxy.completions import ChatExchange, CompletionExchange, embedded
+from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
 from milkglass.proxy.guard import LocalGuard
 from milkglass.proxy.responses import ResponseExchange
 from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
@@ -30,7 +30,7 @@ from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-LONG = 64 << 10  # bytes of a request that is encoded in a thread
+LONG_BYTES = 64 << 10  # bytes of a request that is encoded in a thread
 
 
 class ApiExchange(Protocol):
@@ -86,16 +86,16 @@ async def _body(request: Request, kind: type[B]) -> B:
         raise refusals.of_fields(error, kind) from None
 
 
-async def _answer(
+async def _respond(
     request: Request, make: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
 ) -> Response:
     """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
-    long = len(await request.body()) > LONG
-    answer = await asyncio.to_thread(make) if long else make()
+    is_long = len(await request.body()) > LONG_BYTES
+    answer = await asyncio.to_thread(make) if is_long else make()
     if stream:
         return EventStream(_stream(answer, done_event), lambda: None)
-    found = await first(answer.response(), disconnect(request))
-    return GONE if found is None else JSONResponse(found)
+    document = await first(answer.response(), disconnect(request))
+    return GONE if document is None else JSONResponse(document)
 
 
 async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
@@ -103,17 +103,17 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
     number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
-            async for one in events:
+            async for item in events:
                 number += 1
                 yield event(
-                    json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if done_event else one["type"]
+                    json.dumps(item, ensure_ascii=False, separators=(",", ":")), None if done_event else item["type"]
                 )
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
         info = refusals.of_any(error)
-        about = info["error"]
-        numbered = {"type": "error", "sequence_number": number, "message": about["message"], "code": about["code"]}
+        fault = info["error"]
+        numbered = {"type": "error", "sequence_number": number, "message": fault["message"], "code": fault["code"]}
         yield event(info) if done_event else event({**numbered, "param": None, **info}, "error")
     if done_event:
         yield event("[DONE]")
@@ -126,7 +126,7 @@ async def health() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [_model(one.name) for one in _backends(request).models]})
+    return JSONResponse({"object": "list", "data": [_model(model.name) for model in _backends(request).models]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -145,19 +145,19 @@ def _backends(request: Request) -> Backends:
 @router.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
     body = await _body(request, ChatBody)
-    return await _answer(request, lambda: ChatExchange(_backends(request).of(body.model), body), body.stream)
+    return await _respond(request, lambda: ChatExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     body = await _body(request, CompletionBody)
-    return await _answer(request, lambda: CompletionExchange(_backends(request).of(body.model), body), body.stream)
+    return await _respond(request, lambda: CompletionExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/responses")
 async def responses(request: Request) -> Response:
     body = await _body(request, ResponseBody)
-    return await _answer(
+    return await _respond(
         request, lambda: ResponseExchange(_backends(request).of(body.model), body), body.stream, done_event=False
     )
 
@@ -165,5 +165,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    found = await first(embedded(_backends(request).of(body.model), body), disconnect(request))
+    found = await first(embed(_backends(request).of(body.model), body), disconnect(request))
     return GONE if found is None else JSONResponse(found)

@@ -18,7 +18,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import KeyInfo
 from milkglass.client.model_config import ModelSampling
 from milkglass.engines.catalogue import ENGINES
-from milkglass.engines.engine import ALWAYS, IdsRequest, ServedModel
+from milkglass.engines.engine import REQUIRED_OPTIONS, IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import (
     ContextLengthExceeded,
@@ -37,8 +37,8 @@ from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
 
-EMBEDDED = 64  # rows of one request to the engine
-LETTERS = 128  # the most letters of a token, on average over a text
+ROWS_A_REQUEST = 64  # rows of one request to the engine
+MAX_LETTERS_A_TOKEN = 128  # the most letters of a token, on average over a text
 DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
 MAX_NAMES_SHOWN = 10  # names of models in a message
 
@@ -58,26 +58,28 @@ class Backend:
 
     def model(self, name: str) -> ServedModel:
         """Returns the model of this name; "" names the default. Raises ModelNotFound if there is none."""
-        for one in self.models:
-            if name in (one.name, ""):
-                return one
+        for model in self.models:
+            if name in (model.name, ""):
+                return model
         raise no_such_model(name, self.models)
 
     @property
     def drawn(self) -> dict[str, Any]:
         """Returns the default sampling: the model makers' settings, as far as the engine offers them."""
-        offered = ALWAYS | self.upstream.engine.options
+        offered = REQUIRED_OPTIONS | self.upstream.engine.options
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
     def about_sampling(self) -> list[str]:
         """Returns lines for the start that say how answers are drawn, and which settings the engine does not offer."""
-        own, drawn = self.codec.sampling, self.drawn
-        names, engine = ", ".join(one.name for one in self.models), self.upstream.engine.name
+        defaults, drawn = self.codec.sampling, self.drawn
+        names, engine = ", ".join(model.name for model in self.models), self.upstream.engine.name
         values = ModelSampling(drawn).shown
-        how = f"{values} (the model's generation_config.json)" if values else "temperature 1: the model names nothing"
-        missing = [*(name for name in own.values if name not in drawn), *own.left_out]
+        origin = (
+            f"{values} (the model's generation_config.json)" if values else "temperature 1: the model names nothing"
+        )
+        missing = [*(name for name in defaults.values if name not in drawn), *defaults.left_out]
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
-        return [f"sampling of {names}, where an application leaves it open: {how}", *([left_out] if missing else [])]
+        return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
 
     # --- questions ----------------------------------------------------------------------------------------------------
     def chat(
@@ -87,7 +89,7 @@ class Backend:
         tools: Sequence[Mapping[str, Any]] = (),
         choice: str | None = None,
         single: bool = False,
-        asked: Mapping[str, Any] | None = None,
+        requested_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Question:
         """Makes the question of a conversation, in the model's template. Nothing is sent yet.
@@ -95,7 +97,7 @@ class Backend:
         Args:
             choice: the tool that must be called; "" for any one; None if the model may choose.
             single: whether at most one call is accepted.
-            asked: further variables of the template (`template_options`).
+            requested_options: further variables of the template (`template_options`).
             **options: see `_question`.
 
         Raises:
@@ -103,27 +105,27 @@ class Backend:
             UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
         template = str(self.codec.tokenizer.chat_template or "")
-        written, begun = tool_format(template), ""
-        form = written if tools else None
-        if tools and form is None:
+        template_format, beginning = tool_format(template), ""
+        used_format = template_format if tools else None
+        if tools and used_format is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
-        if choice is not None and form is not None:
-            begun = form.begin(choice)
+        if choice is not None and used_format is not None:
+            beginning = used_format.begin(choice)
         self._require_decoder(name)
-        self._require_short(sum(len(str(one.get("content", ""))) for one in messages))
-        variables = template_options(asked or {}, self.codec.template_options, reasons(template))
+        self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
+        variables = template_options(requested_options or {}, self.codec.template_options, reasons(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
-            if written is not None and written.short_ids:
-                turns = [with_short_ids(one) for one in turns]
-            ids = self.codec.encode_chat(turns, tools=tools, begun=begun, options=variables)
-        thinks = reasons(template) and not begun
-        inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
+            if template_format is not None and template_format.short_ids:
+                turns = [with_short_ids(turn) for turn in turns]
+            ids = self.codec.encode_chat(turns, tools=tools, begun=beginning, options=variables)
+        thinks = reasons(template) and not beginning
+        in_reasoning = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)
-        callable_ = requirements([one for one in tools if not choice or one["function"]["name"] == choice])
+        callable_ = requirements([tool for tool in tools if not choice or tool["function"]["name"] == choice])
         return replace(
-            question, format=form, tools=callable_, demanded=choice is not None, reasons=thinks,
-            kind="reasoning" if inside else "content", begun=begun, single=single,
+            question, format=used_format, tools=callable_, demanded=choice is not None, reasons=thinks,
+            kind="reasoning" if in_reasoning else "content", begun=beginning, single=single,
         )  # fmt: skip
 
     def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
@@ -145,25 +147,25 @@ class Backend:
         if model.kind == "encoder":
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
-    def _require_short(self, letters: int, what: str = "messages") -> None:
+    def _require_short(self, letters: int, noun: str = "messages") -> None:
         """Raises ContextLengthExceeded for a text that is too long by its letters: tokenizing it takes minutes."""
-        if letters > LETTERS * self.codec.limit:
-            raise exceeded(self.codec.limit, what, None)
+        if letters > MAX_LETTERS_A_TOKEN * self.codec.limit:
+            raise exceeded(self.codec.limit, noun, None)
 
     @contextmanager
-    def _counting(self, what: str) -> Iterator[None]:
-        """Raises the codec's TooLong in OpenAI's words. `what` is "messages", "prompt" or "input"."""
+    def _counting(self, noun: str) -> Iterator[None]:
+        """Raises the codec's TooLong in OpenAI's words. `noun` is "messages", "prompt" or "input"."""
         try:
             yield
         except TooLong as error:
-            raise exceeded(self.codec.limit, what, error.tokens) from None
+            raise exceeded(self.codec.limit, noun, error.tokens) from None
 
     def scrambled(self, ids: Sequence[int]) -> list[int]:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
-        known = self.codec.known
-        if not ids or min(ids) < 0 or max(ids) >= len(known) or not known[list(ids)].all():
+        is_known = self.codec.known
+        if not ids or min(ids) < 0 or max(ids) >= len(is_known) or not is_known[list(ids)].all():
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
         return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
 
@@ -171,7 +173,7 @@ class Backend:
         self,
         name: str,
         ids: list[int],
-        what: str,
+        noun: str,
         most: int | None,
         stops: Sequence[str] = (),
         logprobs: int | None = None,
@@ -181,7 +183,7 @@ class Backend:
         """Makes a question.
 
         Args:
-            what: the field of the request with the prompt.
+            noun: the field of the request with the prompt.
             most: the most tokens of the answer. None: as many as fit.
             logprobs: how many of the likeliest tokens are reported at each place. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
@@ -189,11 +191,11 @@ class Backend:
         """
         model = self.model(name)
         length = min(self.codec.limit, model.length or self.codec.limit)
-        left = length - len(ids)
-        if left < 1 or (most or 1) > left:
-            raise exceeded(length, what, len(ids), most or 1)
+        free_tokens = length - len(ids)
+        if free_tokens < 1 or (most or 1) > free_tokens:
+            raise exceeded(length, noun, len(ids), most or 1)
         biases = TokenNames(self.codec).biases(logit_bias or {})
-        tokens = min(left, DEFAULT_TOKENS) if most is None else most
+        tokens = min(free_tokens, DEFAULT_TOKENS) if most is None else most
         request = IdsRequest(
             ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
             **{**self.drawn, **drawing},
@@ -208,9 +210,9 @@ class Backend:
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            received = self.observer.begin_exchange(request.prompt)
+            exchange = self.observer.begin_exchange(request.prompt)
             one = replace(question, request=request)
-            result.append(Reply(self.codec, self.upstream, one, received, index, self.memory))
+            result.append(Reply(self.codec, self.upstream, one, exchange, index, self.memory))
         return result
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:
@@ -224,33 +226,33 @@ class Backend:
         if model.kind == "decoder":
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
         vectors: list[list[float]] = []
-        for start in range(0, len(rows), EMBEDDED):
-            some = rows[start : start + EMBEDDED]
-            for row in some:
+        for start in range(0, len(rows), ROWS_A_REQUEST):
+            batch = rows[start : start + ROWS_A_REQUEST]
+            for row in batch:
                 self.observer.begin_exchange(row)
-            vectors += await self.upstream.embed(model.name, some)
+            vectors += await self.upstream.embed(model.name, batch)
         return vectors
 
 
-def exceeded(limit: int, what: str, tokens: int | None, asked: int | None = None) -> ContextLengthExceeded:
+def exceeded(limit: int, noun: str, tokens: int | None, requested: int | None = None) -> ContextLengthExceeded:
     """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
-    The field `what` has so many tokens (None: more than the limit, by its letters), and the answer `asked`.
+    The field `noun` has so many tokens (None: more than the limit, by its letters), and the answer `requested`.
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
-    if asked is None or tokens is None:
-        fault, help_ = f"your {what} resulted in {count} tokens", f"reduce the length of the {what}"
+    if requested is None or tokens is None:
+        fault, help_ = f"your {noun} resulted in {count} tokens", f"reduce the length of the {noun}"
     else:
-        fault = f"you requested {tokens + asked} tokens ({tokens} in the {what}, {asked} in the completion)"
-        help_ = f"reduce the length of the {what} or completion"
+        fault = f"you requested {tokens + requested} tokens ({tokens} in the {noun}, {requested} in the completion)"
+        help_ = f"reduce the length of the {noun} or completion"
     message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {help_}."
-    return ContextLengthExceeded(message, param=what)
+    return ContextLengthExceeded(message, param=noun)
 
 
 def names_shown(models: Sequence[ServedModel]) -> str:
     """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
     more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    return f"{', '.join(one.name for one in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
+    return f"{', '.join(model.name for model in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
 
 
 def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
@@ -260,9 +262,9 @@ def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
 
 def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> None:
     """Raises ModelNotFound for the first requested name that the engine does not serve."""
-    names = {one.name for one in served}
-    if missing := [name for name in requested if name not in names]:
-        raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {names_shown(served)}")
+    names = {model.name for model in served}
+    if absent := [name for name in requested if name not in names]:
+        raise ModelNotFound(f"the engine serves no model {absent[0]}", f"it serves: {names_shown(served)}")
 
 
 async def connected(
@@ -277,16 +279,16 @@ async def connected(
         UsageError: it is another engine.
         ModelNotFound: a requested model is not there; also RemoteError if the engine does not answer.
     """
-    own = await _served(codec, upstream, requested)
+    own_models = await _own_served(codec, upstream, requested)
     warnings = [
-        f"the engine does not say with which key {one.name} was scrambled: it is taken to be this one"
-        for one in own
-        if one.key_id is None
+        f"the engine does not say with which key {own_model.name} was scrambled: it is taken to be this one"
+        for own_model in own_models
+        if own_model.key_id is None
     ]
-    return Backend(codec, upstream, own, observer or NoObserver()), warnings
+    return Backend(codec, upstream, own_models, observer or NoObserver()), warnings
 
 
-async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
+async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
     """Returns the engine's models of this key, as far as the engine says."""
     if not codec.readable:
         raise UnsupportedModel(
@@ -297,21 +299,21 @@ async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) ->
         raise ModelNotFound(
             f"{upstream.url} serves no model", "upload one with `milkglass upload`; is --engine the right one?"
         )
-    for one in served:
-        if one.owner in ENGINES and one.owner != upstream.engine.name:
+    for model in served:
+        if model.owner in ENGINES and model.owner != upstream.engine.name:
             raise UsageError(
-                f"{upstream.url} is a server of {one.owner}, not of {upstream.engine.name}",
-                f"give --engine {one.owner}",
+                f"{upstream.url} is a server of {model.owner}, not of {upstream.engine.name}",
+                f"give --engine {model.owner}",
             )
     require_served(requested, served)
     selected = [one for one in served if not requested or one.name in requested]
-    own = [one for one in selected if one.key_id in (None, codec.key_id)]
-    if not own or (requested and len(own) < len(selected)):
+    of_key = [one for one in selected if one.key_id in (None, codec.key_id)]
+    if not of_key or (requested and len(of_key) < len(selected)):
         raise KeyForOtherModel(
             f"models of the engine that were not made with this key: {names_shown(selected)}; nothing was sent",
             "check --key and --serves",
         )
-    return own
+    return of_key
 
 
 @dataclass(frozen=True)
@@ -333,20 +335,20 @@ class Backends:
 
     @property
     def models(self) -> list[ServedModel]:
-        return [model for one in self.each for model in one.models]
+        return [model for backend in self.each for model in backend.models]
 
     def of(self, name: str) -> Backend:
         """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
         shown = names_shown(self.models)
         if not name and self.keys > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
-        for one in self.each:
-            if not name or name in [model.name for model in one.models]:
-                return one
+        for backend in self.each:
+            if not name or name in [model.name for model in backend.models]:
+                return backend
         raise no_such_model(name, self.models)
 
     async def close(self) -> None:
-        for upstream in {id(one.upstream): one.upstream for one in self.each}.values():
+        for upstream in {id(backend.upstream): backend.upstream for backend in self.each}.values():
             await upstream.close()
 
 
@@ -354,18 +356,18 @@ async def all_connected(
     upstream: Upstream,
     keys: Sequence[ServedKey],
     requested: Sequence[str] = (),
-    paired: Mapping[str, ServedKey] | None = None,
+    key_of_model: Mapping[str, ServedKey] | None = None,
 ) -> tuple[Backends, list[str]]:
     """Returns a backend for each key that made one of the engine's models, and warnings.
 
     Args:
-        paired: the key of each model for which it was stated. The keys are among `keys`.
+        key_of_model: the key of each model for which it was stated. The keys are among `keys`.
 
     Raises:
         KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
             of them or to more than one; or the engine says that a model belongs to another. See `connected`.
     """
-    paired = paired or {}
+    key_of_model = key_of_model or {}
     if len(keys) == 1:
         backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
         return Backends([backend]), warnings
@@ -375,7 +377,7 @@ async def all_connected(
     owners, warnings = dict[str, ServedKey](), list[str]()
     for name, model in served.items():
         try:
-            owners[name] = _owner(model, keys, paired.get(name))
+            owners[name] = _owner(model, keys, key_of_model.get(name))
         except KeyForOtherModel as error:
             if requested:
                 raise
@@ -385,29 +387,33 @@ async def all_connected(
             warnings[0] if warnings else "the engine serves no model, so nothing was sent",
             f"of {len(served)} models none is offered: say which key each is of" if warnings else "upload one",
         )
-    each = []
+    backends = []
     for key in keys:
-        own = [name for name, owner in owners.items() if owner is key]
-        if own:
-            backend, more = await connected(key.codec, upstream, own, key.observer)
-            each.append(backend)
-            warnings += more
-    return Backends(each, len(keys)), warnings
+        own_names = [name for name, owner in owners.items() if owner is key]
+        if own_names:
+            backend, notes = await connected(key.codec, upstream, own_names, key.observer)
+            backends.append(backend)
+            warnings += notes
+    return Backends(backends, len(keys)), warnings
 
 
-def _owner(model: ServedModel, keys: Sequence[ServedKey], said: ServedKey | None) -> ServedKey:
+def _owner(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey | None) -> ServedKey:
     """Returns the key of a model. Raises KeyForOtherModel."""
-    known = [one for one in keys if one.info.knows(model.name)] if said is None else [said]
-    if len(known) != 1:
-        whose = "none of the keys knows" if not known else f"{' and '.join(one.file for one in known)} both know"
+    candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
+    if len(candidates) != 1:
+        whose = (
+            "none of the keys knows"
+            if not candidates
+            else f"{' and '.join(candidate.file for candidate in candidates)} both know"
+        )
         raise KeyForOtherModel(
             f"{whose} the model {model.name}, and the engine's word does not choose a key: it is not offered",
             f"give --serves {model.name}=KEYFILE, or upload it with --key, which notes its name",
         )
-    if model.key_id not in (None, known[0].codec.key_id):
+    if model.key_id not in (None, candidates[0].codec.key_id):
         raise KeyForOtherModel(
-            f"the engine says that {model.name} was scrambled with another key than {known[0].file}, which is its key "
-            "here: it is not offered",
+            f"the engine says that {model.name} was scrambled with another key than {candidates[0].file}, which is "
+            "its key here: it is not offered",
             "don't trust it, or give the key that the model there was made with",
         )
-    return known[0]
+    return candidates[0]

@@ -21,23 +21,23 @@ Tool = dict[str, Any]
 Message = dict[str, Any]
 
 # OpenAI's fields about its own service: they change nothing of an answer here, and are not sent.
-IGNORED = (
+IGNORED_FIELDS = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
     "include",
 )  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 # What else `include` may name: parts of OpenAI's own tools and service, which no answer here has.
-ABSENT = frozenset({
+ABSENT_FIELDS = frozenset({
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
 })  # fmt: skip
-CONSTRAINED = "constrained decoding needs the texts of tokens at the engine, which must not have them"
+CONSTRAINED_REASON = "constrained decoding needs the texts of tokens at the engine, which must not have them"
 # Fields that would reveal the tokens' texts to the engine, or mean nothing for text: why, and values without effect.
 PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
-    "response_format": (CONSTRAINED, ("", {}, {"type": "text"})),
-    "structured_outputs": (CONSTRAINED, ({},)),
-    "guided_json": (CONSTRAINED, ("",)),
+    "response_format": (CONSTRAINED_REASON, ("", {}, {"type": "text"})),
+    "structured_outputs": (CONSTRAINED_REASON, ({},)),
+    "guided_json": (CONSTRAINED_REASON, ("",)),
     "audio": ("only text is scrambled", ()),
     "modalities": ("only text is scrambled", ([], ["text"])),
     "prediction": ("a predicted answer would have to cross the wire", ()),
@@ -66,15 +66,15 @@ UNSET: Mapping[str, Sequence[Any]] = {
     "reasoning_effort": ("",),
     "thinking": ({},),
 }
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
-def _is_one_of(value: Any, several: Sequence[Any]) -> bool:
+def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     """Returns whether a value is one of several, where True is not 1 and False is not 0."""
-    return any(type(value) is type(one) and value == one for one in several)
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
-def _known(value: Any) -> Any:
+def _known_fields(value: Any) -> Any:
     """Removes fields that change nothing, and names those that cannot be honoured."""
     if not isinstance(value, dict):
         return value
@@ -82,22 +82,22 @@ def _known(value: Any) -> Any:
     if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
     for name in included or ():
-        if name not in ABSENT and (name != LOGPROBS or "input" not in value):
+        if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in value):
             raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
     if LOGPROBS in (included or ()):
         value = {"top_logprobs": 0, **value}
-    kept = {
-        name: one
-        for name, one in value.items()
-        if name not in IGNORED and one is not None and not _is_one_of(one, UNSET.get(name, ()))
+    fields = {
+        name: item
+        for name, item in value.items()
+        if name not in IGNORED_FIELDS and item is not None and not _is_one_of(item, UNSET.get(name, ()))
     }
-    kept |= {name: None for name in LIMITS if _is_one_of(kept.get(name), (-1,))}
-    for name, (why, nothing) in PRIVATE.items():
-        if name in kept and not _is_one_of(kept.pop(name), nothing):
-            raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
-    if isinstance(kept.get("stop"), list):
-        kept["stop"] = [one for one in kept["stop"] if not _is_one_of(one, ("", None))]
-    return kept
+    fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
+    for name, (reason, nothing) in PRIVATE.items():
+        if name in fields and not _is_one_of(fields.pop(name), nothing):
+            raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
+    if isinstance(fields.get("stop"), list):
+        fields["stop"] = [stop for stop in fields["stop"] if not _is_one_of(stop, ("", None))]
+    return fields
 
 
 class StreamSettings(RequestBody):
@@ -125,7 +125,7 @@ class Generating(RequestBody):
     stream: bool | None = None
     stream_options: StreamSettings | None = None
 
-    _known = model_validator(mode="before")(_known)
+    _known_fields = model_validator(mode="before")(_known_fields)
 
     @property
     def stops(self) -> list[str]:
@@ -140,10 +140,10 @@ class Generating(RequestBody):
         names = (
             "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
         )  # fmt: skip
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        options = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.seed is not None:
-            given["seed"] = self.seed % 2**63
-        return given | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
+            options["seed"] = self.seed % 2**63
+        return options | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
 
 
 class Templated(Generating):
@@ -193,7 +193,7 @@ class EmbeddingBody(RequestBody):
     input: Text | list[Text] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
 
-    _known = model_validator(mode="before")(_known)
+    _known_fields = model_validator(mode="before")(_known_fields)
 
 
 class ResponseBody(Templated):
@@ -214,9 +214,10 @@ class ResponseBody(Templated):
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
         text = self.text or {}
-        if (more := sorted(set(text) - {"format", "verbosity"})) or text.get("verbosity") not in (None, "", "medium"):
-            raise PydanticCustomError("not_offered", f"`text.{(more or ['verbosity'])[0][:60]}` is not offered")
-        form = text.get("format")
-        if form is not None and not (isinstance(form, Mapping) and form.get("type") == "text"):
-            raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED}")
+        others = sorted(set(text) - {"format", "verbosity"})
+        if others or text.get("verbosity") not in (None, "", "medium"):
+            raise PydanticCustomError("not_offered", f"`text.{(others or ['verbosity'])[0][:60]}` is not offered")
+        text_format = text.get("format")
+        if text_format is not None and not (isinstance(text_format, Mapping) and text_format.get("type") == "text"):
+            raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED_REASON}")
         return self

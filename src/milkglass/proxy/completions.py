@@ -32,10 +32,10 @@ class ChatExchange:
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
-        names = frozenset(one["function"]["name"] for one in tools)
+        names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
             body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
-            asked=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
+            requested_options=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
             single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
         )  # fmt: skip
@@ -46,8 +46,8 @@ class ChatExchange:
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        found = await gathered(self.replies)
-        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, found, strict=True)]
+        pieces_of = await gathered(self.replies)
+        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_of, strict=True)]
         return {
             **self._head,
             "object": "chat.completion",
@@ -60,8 +60,8 @@ class ChatExchange:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
         calls = [0] * len(self.replies)
-        for one in self.replies:
-            yield {**head, "choices": [_chunk(one.index, {"role": "assistant", "content": ""})]}
+        for each in self.replies:
+            yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
         async with aclosing(merged(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if piece is None:
@@ -79,12 +79,12 @@ def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
-def listed(found: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    return [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
+def logprob_documents(logprobs: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    return [{**taken.document(), "top_logprobs": [best.document() for best in top]} for taken, top in logprobs]
 
 
-def logprobs_of(found: Sequence[Logprobs]) -> dict[str, Any] | None:
-    return {"content": listed(found), "refusal": None} if found else None
+def logprobs_of(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
+    return {"content": logprob_documents(logprobs), "refusal": None} if logprobs else None
 
 
 def text_of(pieces: Sequence[Piece], kind: str) -> str:
@@ -97,9 +97,9 @@ def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     message |= {"reasoning_content": reasoning} if reasoning else {}
     message |= {"tool_calls": calls} if calls else {}
-    found = [one for piece in pieces for one in piece.logprobs]
+    logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
     return {
-        "index": reply.index, "message": message, "logprobs": logprobs_of(found), "finish_reason": reply.finish
+        "index": reply.index, "message": message, "logprobs": logprobs_of(logprobs), "finish_reason": reply.finish
     }  # fmt: skip
 
 
@@ -109,22 +109,22 @@ def _chunk(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _delta(piece: Piece, called: int) -> dict[str, Any]:
+def _delta(piece: Piece, call_count: int) -> dict[str, Any]:
     if piece.calls:
-        return {"tool_calls": [{"index": called + n, **one.document()} for n, one in enumerate(piece.calls)]}
+        return {"tool_calls": [{"index": call_count + n, **call.document()} for n, call in enumerate(piece.calls)]}
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-def prompts_of(given: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
+def prompts_of(value: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
     """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
-    many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-    if len(many) > most:
-        raise UsageError(f"{len(many)} inputs are more than the {most} of one request", "send several")
-    return list(many)
+    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if len(prompts) > most:
+        raise UsageError(f"{len(prompts)} inputs are more than the {most} of one request", "send several")
+    return list(prompts)
 
 
 class CompletionExchange:
-    """The answers of one request, those to one prompt side by side. See `ChatAnswer`."""
+    """The answers of one request, those to one prompt side by side. See `ChatExchange`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
         questions = [
@@ -134,22 +134,24 @@ class CompletionExchange:
             )
             for prompt in prompts_of(body.prompt, MOST_PROMPTS // (body.n or 1))
         ]  # fmt: skip
-        self._body, self._prompt = body, sum(len(one.request.prompt) for one in questions)
+        self._body, self._prompt = body, sum(len(question.request.prompt) for question in questions)
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": questions[0].model
         }  # fmt: skip
         self._backend, self._questions, self.replies = backend, questions, list[Reply]()
 
     def _begin(self) -> list[Reply]:
-        every = [reply for one in self._questions for reply in self._backend.replies(one, self._body.n or 1)]
-        return [replace(reply, index=index) for index, reply in enumerate(every)]
+        replies = [
+            reply for question in self._questions for reply in self._backend.replies(question, self._body.n or 1)
+        ]
+        return [replace(reply, index=index) for index, reply in enumerate(replies)]
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        found = await gathered(self.replies)
+        pieces_of = await gathered(self.replies)
         answers = []
-        for reply, pieces in zip(self.replies, found, strict=True):
-            logprobs = [one for piece in pieces for one in piece.logprobs]
+        for reply, pieces in zip(self.replies, pieces_of, strict=True):
+            logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
             answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish))
         return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
 
@@ -173,39 +175,39 @@ def _choice(
     return {"index": reply.index, "text": text, "logprobs": _token_logprobs(logprobs, offset), "finish_reason": finish}
 
 
-def _token_logprobs(found: Sequence[Logprobs], offset: int) -> dict[str, Any] | None:
+def _token_logprobs(logprobs: Sequence[Logprobs], offset: int) -> dict[str, Any] | None:
     """Returns log-probabilities in OpenAI's format. `offset` is the number of letters of the tokens before."""
-    if not found:
+    if not logprobs:
         return None
     return {
-        "tokens": [taken.token for taken, _ in found],
-        "token_logprobs": [taken.logprob for taken, _ in found],
-        "top_logprobs": [{one.token: one.logprob for one in (taken, *top)} for taken, top in found],
-        "text_offset": [*accumulate((len(taken.token) for taken, _ in found[:-1]), initial=offset)],
+        "tokens": [taken.token for taken, _ in logprobs],
+        "token_logprobs": [taken.logprob for taken, _ in logprobs],
+        "top_logprobs": [{token.token: token.logprob for token in (taken, *top)} for taken, top in logprobs],
+        "text_offset": [*accumulate((len(taken.token) for taken, _ in logprobs[:-1]), initial=offset)],
     }
 
 
-async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
+async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
     """Embeds texts. Raises CodecError or UsageError before anything is sent, UnsupportedModel if the engine cannot."""
     texts = prompts_of(body.input, MOST_INPUTS)
-    if any(not isinstance(one, str) for one in texts):
+    if any(not isinstance(text, str) for text in texts):
         raise UsageError(
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
             "send texts; in LangChain with check_embedding_ctx_length=False",
         )
-    rows = backend.encoded([str(one) for one in texts])
+    rows = backend.encoded([str(text) for text in texts])
     vectors = await backend.embeddings(body.model, rows)
-    read = sum(map(len, rows))
+    token_count = sum(map(len, rows))
     return {
         "object": "list",
         "model": backend.model(body.model).name,
         "data": [
-            {"object": "embedding", "index": index, "embedding": _shown(vector, body.encoding_format)}
+            {"object": "embedding", "index": index, "embedding": _encode_vector(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)
         ],
-        "usage": {"prompt_tokens": read, "total_tokens": read},
+        "usage": {"prompt_tokens": token_count, "total_tokens": token_count},
     }
 
 
-def _shown(vector: list[float], form: str) -> list[float] | str:
-    return vector if form == "float" else base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+def _encode_vector(vector: list[float], encoding: str) -> list[float] | str:
+    return vector if encoding == "float" else base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

@@ -13,7 +13,7 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.attest.passthrough import STATE
+from milkglass.attest.passthrough import STATE_HEADER
 from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
@@ -26,9 +26,9 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 MAX_BODY = 64 << 20  # bytes of a request
 MAX_HELD = 3 * MAX_BODY  # bytes of all requests that are arriving or not answered yet
-READER = 600.0  # seconds that a part of an answer waits to be read; its connection to the engine waits too
-OPENING = "/monitor/open"  # the address at which a page exchanges a code for its key
-OPEN = frozenset({"/", "/health", OPENING})
+READER_SECONDS = 600.0  # seconds that a part of an answer waits to be read; its connection to the engine waits too
+OPENING_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
+OPEN_PATHS = frozenset({"/", "/health", OPENING_PATH})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
@@ -45,9 +45,9 @@ class LocalGuard:
             further: another that is accepted too.
             attested: what each answer's header says of the server. None: there is no such header.
         """
-        self._state = [] if attested is None else [(STATE.lower().encode(), attested.encode())]
-        known = [] if token is None else [token, *([] if further is None else [further])]
-        self._app, self._expected = app, [f"Bearer {one}".encode() for one in known]
+        self._state = [] if attested is None else [(STATE_HEADER.lower().encode(), attested.encode())]
+        tokens = [] if token is None else [token, *([] if further is None else [further])]
+        self._app, self._expected = app, [f"Bearer {one}".encode() for one in tokens]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,15 +55,15 @@ class LocalGuard:
             await self._app(scope, receive, send)
             return
         REQUEST.set(object())  # the answers to one request wait for each other
-        begun = False
+        has_begun = False
 
-        async def answer(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_in_time(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             if message["type"] == "http.response.start" and self._state:
                 message = {**message, "headers": [*message["headers"], *self._state]}
             try:
-                async with asyncio.timeout(READER):
+                async with asyncio.timeout(READER_SECONDS):
                     await send(message)
             except TimeoutError:
                 raise _Unread from None
@@ -74,20 +74,20 @@ class LocalGuard:
         body = CountedBody(receive, BodyRule(MAX_BODY), self._memory, self._limits, size)
         refusal = too_large(MAX_BODY) if size > MAX_BODY else self._refusal(scope["path"], headers)
         try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, body, answer)
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, body, send_in_time)
         except _Unread:
-            log.warning("an answer was not read for %g s, and was ended", READER)
+            log.warning("an answer was not read for %g s, and was ended", READER_SECONDS)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
-            if not begun:
+            if not has_begun:
                 await errors.internal()(scope, receive, send)
         finally:
             body.release()
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
         if self._expected:
-            given = headers.get(b"authorization", b"")
-            if path in OPEN or any(hmac.compare_digest(given, one) for one in self._expected):
+            header = headers.get(b"authorization", b"")
+            if path in OPEN_PATHS or any(hmac.compare_digest(header, value) for value in self._expected):
                 return None
             hint = "it is in the file of --api-key-file, or was printed when the proxy started"
             return Unauthorized("the API key is wrong", hint)

@@ -1,6 +1,6 @@
 """Observers receive the ids that the proxy sends and receives. One counts them, another shows them on a page.
 
-Counts are summed here, and written beside the key at intervals. A proxy that is killed leaves the last `EVERY` seconds
+Counts are summed here, and written beside the key at intervals. A proxy that is killed leaves the last WRITE_SECONDS
 uncounted.
 """
 
@@ -20,7 +20,7 @@ from milkglass.progress import Log, no_log
 
 Ids = Sequence[int] | NDArray[Any]
 Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
-EVERY = 1.0  # seconds
+WRITE_SECONDS = 1.0  # seconds
 
 
 def ignore_ids(ids: Ids) -> None:
@@ -48,11 +48,11 @@ class Observers:
     observers: Sequence[Observer]
 
     def begin_exchange(self, ids: Ids) -> Received:
-        called = [one.begin_exchange(ids) for one in self.observers]
+        exchanges = [observer.begin_exchange(ids) for observer in self.observers]
 
         def received(ids: Ids) -> None:
-            for one in called:
-                one(ids)
+            for exchange in exchanges:
+                exchange(ids)
 
         return received
 
@@ -70,9 +70,9 @@ class UsageCount:
     def begin_exchange(self, ids: Ids) -> Received:
         self.texts += 1
         self.tokens += len(ids)
-        return self._received
+        return self._on_received
 
-    def _received(self, ids: Ids) -> None:
+    def _on_received(self, ids: Ids) -> None:
         self.tokens += len(ids)  # the answer is text under this key, too
 
     @asynccontextmanager
@@ -90,8 +90,8 @@ class UsageCount:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(EVERY)
-            await _shielded(self._write())
+            await asyncio.sleep(WRITE_SECONDS)
+            await _shield(self._write())
 
     async def _write(self) -> None:
         """Writes the counts in a thread. If that fails they stay and are written again: rather twice than never."""
@@ -118,7 +118,7 @@ def _why(error: OSError | MilkglassError) -> str:
     return (error.strerror or type(error).__name__).lower()
 
 
-async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+async def _shield(work: Coroutine[Any, Any, None]) -> None:
     """Runs work to its end even if the caller is cancelled, so that nothing runs twice at a time."""
     task = asyncio.ensure_future(work)
     try:

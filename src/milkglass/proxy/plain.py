@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED, FORWARDED, QUIET, Quiet
+from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, Quiet
 from milkglass.errors import Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
@@ -60,15 +60,15 @@ class PlainProxy:
     async def forward(self, request: Request) -> Response:
         """Sends a request through the channel, and returns the answer as it comes."""
         body = await passthrough.body_of(request)
-        headers = passthrough.kept(request.headers, FORWARDED)
+        headers = passthrough.kept(request.headers, FORWARDED_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
         if self.quiet is not None and body:
-            headers[QUIET] = self.quiet
+            headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         answer = await self.channel.send(request.method, request.url.path, headers, body)
-        return StreamingResponse(_parts(answer), answer.status_code, passthrough.kept(answer.headers, ANSWERED))
+        return StreamingResponse(_parts(answer), answer.status_code, passthrough.kept(answer.headers, ANSWERED_HEADERS))
 
 
 async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from milkglass.errors import MilkglassError, RefusedThere, RemoteError, UsageError
 from milkglass.server.http import errors
 
-BUSY = frozenset({429, 503})
+BUSY_STATUSES = frozenset({429, 503})
 CALLS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings (POST) and /v1/models (GET)"
 HINTS = {
     400: "send a JSON object",
@@ -38,25 +38,27 @@ def install(app: FastAPI) -> None:
             return respond(gateway(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
-        return JSONResponse(_joined(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
+        return JSONResponse(_join_hint(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
 
     app.add_exception_handler(MilkglassError, on_known)
     app.add_exception_handler(HTTPException, on_http)
 
 
 def respond(error: MilkglassError) -> JSONResponse:
-    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY else None)
+    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY_STATUSES else None)
 
 
 def body(error: MilkglassError) -> dict[str, Any]:
-    return _joined(errors.error_body(error))
+    return _join_hint(errors.error_body(error))
 
 
 def of_any(error: Exception) -> dict[str, Any]:
     """Returns the body of an error after an answer began. An error that is not ours is not quoted."""
     if isinstance(error, MilkglassError):
         return body(gateway(error))
-    return _joined(errors.body(500, errors.INTERNAL, "internal_error", "its log names the place; please report it"))
+    return _join_hint(
+        errors.body(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
+    )
 
 
 def gateway(error: MilkglassError) -> MilkglassError:
@@ -65,7 +67,7 @@ def gateway(error: MilkglassError) -> MilkglassError:
     An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
     finds at fault gets 400, which no client repeats.
     """
-    if isinstance(error, RemoteError) and error.status not in BUSY:
+    if isinstance(error, RemoteError) and error.status not in BUSY_STATUSES:
         error.status = 400 if isinstance(error, RefusedThere) else 502
     return error
 
@@ -73,31 +75,33 @@ def gateway(error: MilkglassError) -> MilkglassError:
 # Parts of a hint for whoever starts the proxy: an application has no command line
 OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
 MAX_NUMBER = 10**12  # the largest number that a message names
-OTHERWISE = "the person who runs this proxy can mend it"
+OTHERWISE_HINT = "the person who runs this proxy can mend it"
 
 
-def _joined(document: dict[str, Any]) -> dict[str, Any]:
+def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
     error = document["error"]
     parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
-    error["hint"] = "; ".join(parts) or (OTHERWISE if error["hint"] else "")
+    error["hint"] = "; ".join(parts) or (OTHERWISE_HINT if error["hint"] else "")
     error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 
 
 def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
     """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
-    unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
-    if unknown:
-        known = ", ".join(name for name in kind.model_fields)
-        name = unknown[0][:60]
+    unknown_fields = [
+        ".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"
+    ]
+    if unknown_fields:
+        field_names = ", ".join(name for name in kind.model_fields)
+        name = unknown_fields[0][:60]
         return UsageError(
-            f"`{name}` is not offered, and nothing of it was sent", f"this call takes {known}", param=name
+            f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
         )
-    private = any(one["type"] == "not_private" for one in error.errors())
+    private = any(fault["type"] == "not_private" for fault in error.errors())
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
     parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
-    return UsageError(errors.validation_message(error, named=_number), f"nothing was sent{see}", param=param)
+    return UsageError(errors.validation_message(error, name_of=_number), f"nothing was sent{see}", param=param)
 
 
 def _number(fault: Mapping[str, Any]) -> str:
@@ -106,5 +110,5 @@ def _number(fault: Mapping[str, Any]) -> str:
     Returns "" for all else, which may be text, and for numbers in lists, which may be ids of text.
     """
     value = fault["input"]
-    alone = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
-    return f"is {value:.10g}, " if alone and abs(value) < MAX_NUMBER else ""
+    is_number = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
+    return f"is {value:.10g}, " if is_number and abs(value) < MAX_NUMBER else ""

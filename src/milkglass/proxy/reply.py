@@ -92,11 +92,11 @@ class Reply:
         """
         texts, calls = {"content": "", "reasoning": ""}, list[str]()
         try:
-            async with aclosing(self._answered()) as pieces:
+            async with aclosing(self._checked_pieces()) as pieces:
                 async for piece in pieces:
                     if piece.kind != "call":
                         texts[piece.kind] += piece.text
-                    calls += [one.id for one in piece.calls]
+                    calls += [call.id for call in piece.calls]
                     yield piece
         except MisspeltAnswer:
             self.memory.misspelt += 1
@@ -107,14 +107,14 @@ class Reply:
             # what an application shows of an answer that broke off may come back as well
             self.memory.remember(self.question.model, [*texts.values()], calls, self._ids)
 
-    async def _answered(self) -> AsyncGenerator[Piece, None]:
+    async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
         question = self.question
         decoder = self.codec.stream(question.format.special if question.format else ())
         stops = StopStrings(question.stops)
         sections = Sections(question.format, question.tools, question.reasons, question.kind)
         names, pending = TokenNames(self.codec), list[Logprobs]()
-        for one in self._read(sections.push(question.begun)):
-            yield one
+        for piece in self._read(sections.push(question.begun)):
+            yield piece
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 text = stops.push(self._text(decoder, chunk))
@@ -154,7 +154,9 @@ class Reply:
     def _require(self, chunk: IdsChunk) -> None:
         """Raises RemoteError for an id that the model does not have."""
         size = len(self.codec.inverse)
-        if any(one >= size for one in chunk.ids) or any(one.id >= size for row in chunk.logprobs for one in row):
+        if any(token >= size for token in chunk.ids) or any(
+            token.id >= size for row in chunk.logprobs for token in row
+        ):
             raise RemoteError("the engine answered an id that the model does not have", "is it the key's model?")
         if chunk.logprobs and [row[0].id for row in chunk.logprobs] != list(chunk.ids):
             raise RemoteError("the engine's log-probabilities are of other tokens than its answer", "don't trust it")
@@ -220,13 +222,13 @@ async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece 
             await queue.put((reply, error))
 
     tasks = [asyncio.create_task(read(reply)) for reply in replies]
-    left = len(replies)
+    unfinished = len(replies)
     try:
-        while left:
+        while unfinished:
             reply, item = await queue.get()
             if isinstance(item, Exception):
                 raise item
-            left -= item is None
+            unfinished -= item is None
             yield reply, item
     finally:
         for task in tasks:

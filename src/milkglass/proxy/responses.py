@@ -11,7 +11,7 @@ from typing import Any
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ResponseBody
-from milkglass.proxy.completions import listed
+from milkglass.proxy.completions import logprob_documents
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
 from milkglass.rows.messages import normalized, tools_of
@@ -30,7 +30,7 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
     for number, item in enumerate(body.input, 1):
         kind = item.get("type", "message")
         if kind == "message":
-            messages.append({name: one for name, one in item.items() if name not in OF_ITEMS})
+            messages.append({name: value for name, value in item.items() if name not in OF_ITEMS})
         elif kind == "function_call":
             _add_call(messages, item)
         elif kind == "function_call_output":
@@ -58,10 +58,11 @@ class ResponseExchange:
         if body.n not in (None, 1) or body.stops:
             raise UsageError("this call gives one answer, and takes no stop strings", "use /v1/chat/completions")
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
-        names = frozenset(one["function"]["name"] for one in tools)
+        names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
             body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
-            asked=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias, logprobs=body.logprobs,
+            requested_options=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias,
+            logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
         self._prompt = len(question.request.prompt)
@@ -82,8 +83,8 @@ class ResponseExchange:
         return self._document(reply, items.whole())
 
     def _document(self, reply: Reply, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
-        short = reply.finish == "length" and status is None
-        status = status or ("incomplete" if short else "completed")
+        is_cut = reply.finish == "length" and status is None
+        status = status or ("incomplete" if is_cut else "completed")
         usage = None
         if status != "in_progress":
             usage = {
@@ -91,7 +92,7 @@ class ResponseExchange:
                 "output_tokens": reply.tokens, "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": self._prompt + reply.tokens,
             }  # fmt: skip
-        reason = {"reason": "max_output_tokens"} if short else None
+        reason = {"reason": "max_output_tokens"} if is_cut else None
         return {**self._head, "status": status, "incomplete_details": reason, "output": list(output), "usage": usage}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -108,8 +109,8 @@ class ResponseExchange:
         for event in items.close():
             yield {**event, "sequence_number": number}
             number += 1
-        done = self._document(reply, items.whole())
-        yield {"type": f"response.{done['status']}", "sequence_number": number, "response": done}
+        document = self._document(reply, items.whole())
+        yield {"type": f"response.{document['status']}", "sequence_number": number, "response": document}
 
 
 @dataclass
@@ -141,53 +142,53 @@ class _Items:
 
     def close(self) -> list[dict[str, Any]]:
         """Ends the open item, and returns its events."""
-        item, place = self.open, len(self.done)
+        item, index = self.open, len(self.done)
         if item is None:
             return []
         part = self._part(item["type"], self._text)
         item |= {"status": "completed", "content": [part]}
         self.done.append(item)
         self.open, text, self._text, self._logprobs = None, self._text, "", []
-        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        at = {"item_id": item["id"], "output_index": index, "content_index": 0}
         kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        more = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+        logprobs = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
         return [
-            {"type": f"response.{kind}.done", **at, "text": text, **more},
+            {"type": f"response.{kind}.done", **at, "text": text, **logprobs},
             {"type": "response.content_part.done", **at, "part": part},
-            {"type": "response.output_item.done", "output_index": place, "item": item},
+            {"type": "response.output_item.done", "output_index": index, "item": item},
         ]
 
     def _begin(self, kind: str) -> list[dict[str, Any]]:
-        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        item = {"id": new_id("msg"), "type": kind, "status": "in_progress", "content": [], **more}
-        self.open, place = dict(item), len(self.done)
-        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item = {"id": new_id("msg"), "type": kind, "status": "in_progress", "content": [], **fields}
+        self.open, index = dict(item), len(self.done)
+        at = {"item_id": item["id"], "output_index": index, "content_index": 0}
         return [
-            {"type": "response.output_item.added", "output_index": place, "item": item},
+            {"type": "response.output_item.added", "output_index": index, "item": item},
             {"type": "response.content_part.added", **at, "part": self._part(kind, "")},
         ]
 
     def _part(self, kind: str, text: str) -> dict[str, Any]:
         if kind != "message":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(self._logprobs)}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_documents(self._logprobs)}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         assert self.open is not None
         at = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
         kind = "reasoning_text" if piece.kind == "reasoning" else "output_text"
-        more: dict[str, Any] = {"logprobs": listed(piece.logprobs)} if kind == "output_text" else {}
-        return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **more}
+        logprobs: dict[str, Any] = {"logprobs": logprob_documents(piece.logprobs)} if kind == "output_text" else {}
+        return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **logprobs}
 
     def _call(self, call: ToolCall) -> list[dict[str, Any]]:
-        place, key = len(self.done), new_id("fc")
+        index, key = len(self.done), new_id("fc")
         item = {"id": key, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
         self.done.append({**item, "status": "completed"})
-        at = {"item_id": key, "output_index": place}
-        begun = {**item, "arguments": "", "status": "in_progress"}
+        at = {"item_id": key, "output_index": index}
+        started = {**item, "arguments": "", "status": "in_progress"}
         return [
-            {"type": "response.output_item.added", "output_index": place, "item": begun},
+            {"type": "response.output_item.added", "output_index": index, "item": started},
             {"type": "response.function_call_arguments.delta", **at, "delta": call.arguments},
             {"type": "response.function_call_arguments.done", **at, "arguments": call.arguments, "name": call.name},
-            {"type": "response.output_item.done", "output_index": place, "item": self.done[-1]},
+            {"type": "response.output_item.done", "output_index": index, "item": self.done[-1]},
         ]

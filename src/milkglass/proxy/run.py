@@ -20,7 +20,7 @@ from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
 from milkglass.proxy.observe import Observer, Observers, UsageCount
 from milkglass.server import logs
-from milkglass.server.process import DRAIN, WebServer, allowed, listen, url_of
+from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
@@ -61,7 +61,7 @@ def run(
     ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
-    paired: Mapping[str, UnlockedKey] | None = None,
+    key_of_model: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
     """Runs the proxy until SIGINT or SIGTERM. `page` shows what is sent and received under the only key.
 
@@ -79,18 +79,18 @@ def run(
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
         ]
         of_file = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
-        pairs = {name: of_file[unlocked.path] for name, unlocked in (paired or {}).items()}
+        served_key_of = {name: of_file[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
         try:
-            backends, warnings = await all_connected(upstream, served, requested, pairs)
+            backends, warnings = await all_connected(upstream, served, requested, served_key_of)
         except BaseException:
             await upstream.close()
             raise
         for warning in warnings:
             notice(f"warning: {warning}")
-        for one in backends.each:
-            for line in one.about_sampling():
+        for backend in backends.each:
+            for line in backend.about_sampling():
                 notice(line)
-        names = [one.name for one in backends.models]
+        names = [model.name for model in backends.models]
         async with AsyncExitStack() as running:
             for counter in counters:
                 await running.enter_async_context(counter.running())
@@ -121,7 +121,9 @@ async def serve(
     def stopping() -> None:
         if not server.should_exit and (left := len(server.server_state.tasks)):
             requests = "1 request" if left == 1 else f"{left} requests"
-            loop.call_soon_threadsafe(notice, f"finishing {requests}, {DRAIN} s at most; Ctrl-C again ends them")
+            loop.call_soon_threadsafe(
+                notice, f"finishing {requests}, {DRAIN_SECONDS} s at most; Ctrl-C again ends them"
+            )
 
     server = WebServer(app, address, limits, stopping, on_ready=lambda: ready(url))
     await server.serve(sockets=[listener])

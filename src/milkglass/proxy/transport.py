@@ -34,7 +34,7 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import ServedKey, all_connected
 from milkglass.proxy.observe import UsageCount
 
-OWN = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
+OWN_HEADERS = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
 T = TypeVar("T")
 NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
@@ -46,7 +46,7 @@ class InPlaceExchange:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
         self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
-        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN_HEADERS]
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
             "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,
@@ -160,8 +160,8 @@ class _Local:
                 backends, warnings = await all_connected(self.upstream, [key], self.models)
                 for warning in warnings:
                     self.notice(f"warning: {warning}")
-                for one in backends.each:
-                    for line in one.about_sampling():
+                for backend in backends.each:
+                    for line in backend.about_sampling():
                         self.notice(line)
                 await self._open.enter_async_context(counter.running())
                 self._app = create_app(backends)
@@ -172,7 +172,7 @@ class _Local:
         await self.upstream.close()
 
 
-def _refused(error: MilkglassError) -> httpx2.Response:
+def _refusal(error: MilkglassError) -> httpx2.Response:
     """Returns the proxy's response for an engine that cannot be reached."""
     known = refusals.gateway(error)
     return httpx2.Response(known.status, json=refusals.body(known))
@@ -199,7 +199,7 @@ class _AsyncInPlace(httpx2.AsyncBaseTransport):
         try:
             exchange, status, headers = await _begun(self._local, request, body)
         except MilkglassError as error:
-            return _refused(error)
+            return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_AsyncParts(exchange))
 
     async def aclose(self) -> None:
@@ -238,7 +238,7 @@ class _InPlace(httpx2.BaseTransport):
         try:
             exchange, status, headers = self.call(_begun(self._local, request, request.read()))
         except MilkglassError as error:
-            return _refused(error)
+            return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_Parts(self, exchange))
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class FileShape:
         """Returns the rows, the places of the texts in them, and the names of fields that are unchanged."""
         rows: list[Any] = []
         slots: list[Slot] = []
-        left: set[str] = set()
+        missing_names: set[str] = set()
         for line, raw in zip(block.lines, block.raw, strict=True):
             if self.kind == "lines":
                 text = raw.rstrip("\r\n")
@@ -106,13 +106,13 @@ class FileShape:
                 place = self.place(line)
                 row = json_object(place, raw) if raw.strip() else None
                 if row is not None:
-                    slots += self._fields(place, row, left)
+                    slots += self._fields(place, row, missing_names)
             else:
                 row = list(raw)
                 slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
-                left.update(name for name in self.header if name not in self.texts)
+                missing_names.update(name for name in self.header if name not in self.texts)
             rows.append(row)
-        return rows, slots, {shown_name(name) for name in left}
+        return rows, slots, {shown_name(name) for name in missing_names}
 
     def head(self) -> str:
         """Returns what is written before the rows: a table's header, and its mark."""
@@ -125,22 +125,22 @@ class FileShape:
             return "".join("\n" if row is None else json_line(row) for row in rows)
         if self.kind == "tsv":
             return "".join("\t".join(row) + "\n" for row in rows)
-        out = io.StringIO()
-        plain = csv.writer(out, delimiter=self.delimiter, lineterminator="\n")
-        quoted = csv.writer(out, delimiter=self.delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, delimiter=self.delimiter, lineterminator="\n")
+        quoted = csv.writer(buffer, delimiter=self.delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in rows:  # before Python 3.13 a carriage return alone is no reason to quote a cell
-            (quoted if any("\r" in cell for cell in row) else plain).writerow(row)
-        return out.getvalue()
+            (quoted if any("\r" in cell for cell in row) else writer).writerow(row)
+        return buffer.getvalue()
 
-    def _fields(self, place: Place, row: dict[str, Any], left: set[str]) -> list[Slot]:
+    def _fields(self, place: Place, row: dict[str, Any], missing_names: set[str]) -> list[Slot]:
         result: list[Slot] = []
         empty = False
         for name, value in row.items():
             if name == "messages":
-                result += _messages(place, value, left, self.roles)
+                result += _messages(place, value, missing_names, self.roles)
                 empty = True  # a conversation of calls alone has no text
             elif name not in self.texts:
-                left.add(name)
+                missing_names.add(name)
             elif isinstance(value, str):
                 result.append((row, name))
             elif missing(value):
@@ -172,34 +172,36 @@ def shape_of(
             f"milkglass data {path.name} --out NEW.jsonl makes it lines",
         )
     kind = KINDS.get(path.suffix.lower(), "lines")
-    named = sorted(also | keep)
+    column_names = sorted(also | keep)
     texts = [name for name in (*ALL_TEXTS, *sorted(also)) if name not in keep]
-    if kind == "lines" and named:
+    if kind == "lines" and column_names:
         raise UsageError(f"{path.name} has a text a line and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
         if delimiter is not None:
             raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")
-        _require_names(path, {*named})
+        _require_names(path, {*column_names})
         noun = "entry" if kind == "json" and is_json_list(path) else "line"
         return FileShape(kind, frozenset(texts), file=path.name, noun=noun)
-    sign = delimiter or delimiter_of(path, (*named, *KNOWN))
+    sign = delimiter or delimiter_of(path, (*column_names, *KNOWN))
     kind = "tsv" if quotes_are_text(path, sign) else "csv"
     lines = table_cells(path, sign, kind == "csv")
     header = tuple(next(lines)[1])
-    require_columns(path.name, header, named, texts, rows_below(lines))
+    require_columns(path.name, header, column_names, texts, rows_below(lines))
     with path.open("rb") as file:
         marked = file.read(3) == BYTE_ORDER_MARK.encode()
     return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign, marked=marked)
 
 
-def _require_names(path: Path, left: set[str]) -> None:
+def _require_names(path: Path, missing_names: set[str]) -> None:
     """Raises CodecError for a name that no row has, since a misspelt name would leave its text in the clear."""
-    for _, row in json_rows(path) if left else ():
-        left -= row.keys()
-        if not left:
+    for _, row in json_rows(path) if missing_names else ():
+        missing_names -= row.keys()
+        if not missing_names:
             return
-    if left:
-        raise CodecError(f"no row of {path.name} has a field {min(left)!r}", "check --text-column and --keep-column")
+    if missing_names:
+        raise CodecError(
+            f"no row of {path.name} has a field {min(missing_names)!r}", "check --text-column and --keep-column"
+        )
 
 
 def require_rows(path: Path, shape: FileShape) -> None:
@@ -209,11 +211,11 @@ def require_rows(path: Path, shape: FileShape) -> None:
         CodecError: a row cannot be read, or no text begins with the instruction. A misspelt one would be sanitized.
         EmptyText: there are no rows.
     """
-    found = not shape.instruction
+    is_found = not shape.instruction
     for block in blocks_of(path, shape):
         _, slots, _ = shape.parse(block)
-        found = found or any(shape.divided(container[key])[0] for container, key in slots)
-    if found:
+        is_found = is_found or any(shape.divided(container[key])[0] for container, key in slots)
+    if is_found:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 
@@ -250,17 +252,19 @@ def _size(row: Any) -> int:
     return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
-def _messages(place: Place, value: Any, left: set[str], roles: frozenset[str]) -> list[Slot]:
-    if not isinstance(value, list) or not all(isinstance(one, dict) and _has_content(one) for one in value):
+def _messages(place: Place, value: Any, missing_names: set[str], roles: frozenset[str]) -> list[Slot]:
+    if not isinstance(value, list) or not all(isinstance(message, dict) and _has_content(message) for message in value):
         raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
-    left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
-    if roles and not all(isinstance(one.get("role"), str) for one in value):
+    missing_names.update(f"messages.{name}" for message in value for name in message if name not in ("role", "content"))
+    if roles and not all(isinstance(message.get("role"), str) for message in value):
         raise CodecError(f"{place} has a message without a role", "leave out --role, or give each message one")
-    kept = [one for one in value if roles and one.get("role") not in roles]
-    if kept and len(kept) == len(value):
+    kept_messages = [message for message in value if roles and message.get("role") not in roles]
+    if kept_messages and len(kept_messages) == len(value):
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
-    left.update(f"messages.{_role(one['role'])}" for one in kept)
-    return [slot for one in value if not any(one is other for other in kept) for slot in _contents(one)]
+    missing_names.update(f"messages.{_role(kept_message['role'])}" for kept_message in kept_messages)
+    return [
+        slot for message in value if not any(message is other for other in kept_messages) for slot in _contents(message)
+    ]
 
 
 def _role(name: str) -> str:
@@ -271,12 +275,12 @@ def _has_content(message: dict[str, Any]) -> bool:
     """Returns whether a message has text, parts that are texts, or calls of tools without text."""
     content = message.get("content")
     if isinstance(content, list):
-        return all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content)
+        return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
     return isinstance(content, str) or (missing(content) and bool(message.get("tool_calls")))
 
 
 def _contents(message: dict[str, Any]) -> list[Slot]:
     content = message.get("content")
     if isinstance(content, list):
-        return [(one, "text") for one in content]
+        return [(part, "text") for part in content]
     return [(message, "content")] if isinstance(content, str) else []

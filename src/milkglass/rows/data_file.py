@@ -18,10 +18,10 @@ from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_t
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHATS = ("messages", "instruction")
 # First and second text under usual names, beside those of TEXTS and PAIRS; both are read if a row has both
-PAIRED = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
+PAIRED_COLUMNS = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
 # A question and its answer under usual names, and what is asked; they are read as a conversation
 SUMMARISE = "Summarize the following dialogue.\n\n"
-ANSWERED = (("dialogue", "summary", SUMMARISE), ("question", "answer", ""))
+ANSWERED_COLUMNS = (("dialogue", "summary", SUMMARISE), ("question", "answer", ""))
 # Columns of text of any role: what is sanitized
 ALL_TEXTS = (
     "text", "sentence", "text_pair", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
@@ -29,7 +29,7 @@ ALL_TEXTS = (
 )  # fmt: skip
 KNOWN = (*ALL_TEXTS, *LABELS, *CHATS)  # names by which a header is recognised
 # All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
-INSTRUCTED = ("instruction", "input", "output", "id", "text")
+INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 KINDS = (*JSON, *TABLES, ".parquet", ".txt")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
@@ -113,7 +113,7 @@ class DataFile:
             EmptyText: there is no row.
         """
         self.require()
-        texts = () if self.text else (*TEXTS, *CHATS, *(first for first, *_ in (*PAIRED, *ANSWERED)))
+        texts = () if self.text else (*TEXTS, *CHATS, *(first for first, *_ in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS)))
         if self.kind in TABLES:
             sign = self.delimiter or delimiter_of(self.path, (*self.named, *KNOWN))
             quoted = not quotes_are_text(self.path, sign)
@@ -143,9 +143,9 @@ class DataFile:
         """Returns the columns of first and second texts that go together by their names, or None."""
         if self.text is not None or TEXTS[0] in row:
             return None
-        for first, second in PAIRED:
-            free = first not in self.named and second != self.label and self.pair in (None, second)
-            if free and {first, second} <= {*row}:
+        for first, second in PAIRED_COLUMNS:
+            is_free = first not in self.named and second != self.label and self.pair in (None, second)
+            if is_free and {first, second} <= {*row}:
                 return first, second
         return None
 
@@ -153,7 +153,7 @@ class DataFile:
         """Returns the columns of a question and its answer, and the words before the question, or None."""
         if self.named or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
             return None
-        return next((one for one in ANSWERED if {*one[:2]} <= {*row}), None)
+        return next((names for names in ANSWERED_COLUMNS if {*names[:2]} <= {*row}), None)
 
     def label_column(self, row: Collection[str]) -> str | None:
         return self.label or matching_name(row, LABELS, self.named)
@@ -169,8 +169,8 @@ class DataFile:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
-        if answered := self.answered(row):
-            return {"text": answered[0], "label": None, "text_pair": None}, list(row)
+        if answer_columns := self.answered(row):
+            return {"text": answer_columns[0], "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
@@ -187,22 +187,22 @@ class DataFile:
         """
         if self.kind == ".txt":
             return ""
-        taken, columns = self._first()
-        if answered := self.answered(columns):
-            read = [*answered[:2]]
-            words = f"messages from {answered[0]} and {answered[1]}"
-        elif self.text is None and (chat := taken["text"]) in CHATS:
+        texts_column, columns = self._first()
+        if answer_columns := self.answered(columns):
+            read_columns = [*answer_columns[:2]]
+            words = f"messages from {answer_columns[0]} and {answer_columns[1]}"
+        elif self.text is None and (chat := texts_column["text"]) in CHATS:
             instructed = chat == "instruction"
-            read = [*INSTRUCTED[:3]] if instructed else [CHATS[0], "tools"]
+            read_columns = [*INSTRUCTED_COLUMNS[:3]] if instructed else [CHATS[0], "tools"]
             words = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
         else:
-            roles = {**taken, "label": taken["label"] if labels else None, "id": identifier}
-            read = [name for name in roles.values() if name is not None]
+            roles = {**texts_column, "label": texts_column["label"] if labels else None, "id": identifier}
+            read_columns = [name for name in roles.values() if name is not None]
             words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
-            words += "; no labels (--label-column)" if labels and taken["label"] is None else ""
-        others = [shown_name(name) for name in columns if name not in read and name.strip()]
-        more = f" and {len(others) - MAX_COLUMNS_SHOWN} more" if len(others) > MAX_COLUMNS_SHOWN else ""
-        return words + (f"; not read: {', '.join(others[:MAX_COLUMNS_SHOWN])}{more}" if others else "")
+            words += "; no labels (--label-column)" if labels and texts_column["label"] is None else ""
+        unread = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
+        remark = f" and {len(unread) - MAX_COLUMNS_SHOWN} more" if len(unread) > MAX_COLUMNS_SHOWN else ""
+        return words + (f"; not read: {', '.join(unread[:MAX_COLUMNS_SHOWN])}{remark}" if unread else "")
 
 
 Source = Path | DataFile

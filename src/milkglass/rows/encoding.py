@@ -12,8 +12,8 @@ from pathlib import Path
 from milkglass.errors import CodecError
 
 UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
-LONGEST = 1 << 24  # characters of a line or of a cell
-HEAD = 4096  # bytes in which a binary file has a zero
+MAX_LINE_LETTERS = 1 << 24  # characters of a line or of a cell
+HEAD_BYTES = 4096  # bytes in which a binary file has a zero
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
@@ -28,10 +28,12 @@ def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open(encoding=encoding, newline="\n") as file:
-            while line := file.readline(LONGEST):
+            while line := file.readline(MAX_LINE_LETTERS):
                 number += 1
-                if len(line) == LONGEST:
-                    raise CodecError(f"line {number} of {path.name} is longer than {LONGEST:,} characters", "split it")
+                if len(line) == MAX_LINE_LETTERS:
+                    raise CodecError(
+                        f"line {number} of {path.name} is longer than {MAX_LINE_LETTERS:,} characters", "split it"
+                    )
                 yield number, line
     except UnicodeDecodeError:
         raise not_utf8(path) from None
@@ -48,18 +50,18 @@ def not_utf8(path: Path) -> CodecError:
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
     """
-    number, bad = _first(path)
+    number, byte = _first(path)
     with path.open("rb") as file:
-        head = file.read(HEAD)
+        head = file.read(HEAD_BYTES)
     if (name := _MARKS.get(head[:2])) is None:
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
-        name = _table(bad)
+        name = _table(byte)
     likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
-    new = path.with_name(f"{path.stem}.utf8{path.suffix}").name
+    new_name = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(
         f"{path.name} is not UTF-8 text: {likely}",
-        f"convert it: iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new)}",
+        f"convert it: iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new_name)}",
     )
 
 

@@ -9,7 +9,7 @@ All rows of a file have one of these shapes, in any kind of file that data_file.
 `sentence`, or a column that the user names, can stand for `text`. TSV is read without quoting, as GLUE writes it. Files
 are read a row at a time and may have any size. Messages name the file and the line and never quote it, because a
 traceback or a log must not contain private text. Label names stay on the client; the server sees their numbers. The
-labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
+labels of a regression are numbers, 2.5 or "2.5"; the server sees them standardised (rows/labels.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.data_file import CHATS, INSTRUCTED, JSON, TEXTS, DataFile, Source
+from milkglass.rows.data_file import CHATS, INSTRUCTED_COLUMNS, JSON, TEXTS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, columns_there, missing, text_of
 
 Kind = Literal["labelled", "chat", "text"]
-WEIGHTS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
-TABLE_WEIGHTS = WEIGHTS[:2]
-FOREIGN = {
+WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
+TABLE_WEIGHTS = WEIGHT_FIELDS[:2]
+FOREIGN_FORMATS = {
     ("conversations",): "ShareGPT's conversations",
     ("prompt", "completion"): "a prompt and a completion",
     ("prompt", "chosen"): "a prompt and preferred answers",
@@ -48,7 +48,7 @@ class Example:
     Attributes:
         line: its number from 1, for messages.
         noun: what the number counts: a line, an entry of a JSON list, a row of Parquet.
-        mark: the row's id in the table, if it was read.
+        row_id: the row's id in the table, if it was read.
     """
 
     line: int
@@ -59,7 +59,7 @@ class Example:
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     noun: str = "line"
-    mark: str = ""
+    row_id: str = ""
 
     def place(self, source: Source) -> Place:
         """Returns the row's name for messages."""
@@ -114,19 +114,22 @@ def read_examples(
     """
     file = DataFile.of(source)
     header, cells = _survey(file, scores)
-    first: Example | None = None
-    for place, example in _filled(file, lambda place, row: _example(file, place, row, header, cells), blank, empty):
-        first = first or example
-        if (example.kind, example.pair is None) != (first.kind, first.pair is None):
+    first_example: Example | None = None
+    for place, example in _filled_examples(
+        file, lambda place, row: _example(file, place, row, header, cells), blank, empty
+    ):
+        first_example = first_example or example
+        if (example.kind, example.pair is None) != (first_example.kind, first_example.pair is None):
             raise CodecError(
-                f"{place} holds another kind of row than {first.noun} {first.line}", "give one kind of row a file"
+                f"{place} holds another kind of row than {first_example.noun} {first_example.line}",
+                "give one kind of row a file",
             )
         yield example
 
 
-def examples_of(source: Source, most: int | None = None) -> list[Example]:
-    """Returns the rows of a file, or its first `most` rows. Raises what `read_examples` raises."""
-    return list(islice(read_examples(source), most))
+def examples_of(source: Source, limit: int | None = None) -> list[Example]:
+    """Returns the rows of a file, or its first `limit` rows. Raises what `read_examples` raises."""
+    return list(islice(read_examples(source), limit))
 
 
 def read_texts(
@@ -146,13 +149,13 @@ def read_texts(
         column = file.pair_column(row)
         text = _text(file, place, row, header)
         pair = None if column is None else text_of(place, row, column)
-        return Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
+        return Example(place.number, "text", text, pair, noun=place.noun, row_id=_row_id_of(place, row, identifier))
 
-    for _, one in _filled(file, example, blank, empty):
+    for _, one in _filled_examples(file, example, blank, empty):
         yield one
 
 
-def _filled(
+def _filled_examples(
     file: DataFile, build: Callable[[Place, Row], Example], blank: Progress, empty: Progress
 ) -> Iterator[tuple[Place, Example]]:
     """Yields the examples of the rows. Rows with an empty field are refused, or left out if the file skips them."""
@@ -191,11 +194,11 @@ def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
-    every = cells()
-    found = LabelCells.of(every)
+    label_cells = cells()
+    summary = LabelCells.of(label_cells)
     if file.kind in JSON:
-        deque(every, maxlen=0)  # each row may have columns of its own
-    return tuple(names), LabelCells(scores=True) if scores else found
+        deque(label_cells, maxlen=0)  # each row may have columns of its own
+    return tuple(names), LabelCells(scores=True) if scores else summary
 
 
 def summarise(source: Source, scores: bool = False) -> Summary:
@@ -229,28 +232,28 @@ def in_order(labels: Collection[str]) -> list[str]:
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
-def require_classes(source: Source, found: Summary) -> None:
+def require_classes(source: Source, summary: Summary) -> None:
     """Raises CodecError for labels from which nothing can be learnt.
 
     These are the numbers of a regression, a single label, or a different label in each row, such as row numbers.
     """
-    require_no_fractions(source, found)
-    count = len(found.labels)
+    require_no_fractions(source, summary)
+    count = len(summary.labels)
     column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
-    if count == found.rows > 2:
+    if count == summary.rows > 2:
         raise CodecError(
-            f"{column} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
+            f"{column} has {count:,} labels in {summary.rows:,} rows, and no class has two rows",
             "does it hold ids? --label-column NAME takes another column",
         )
 
 
-def require_no_fractions(source: Source, found: Summary) -> None:
+def require_no_fractions(source: Source, summary: Summary) -> None:
     """Raises CodecError if all labels are numbers and some have a fraction, as in a regression."""
-    if any(has_fraction(name) for name in found.labels) and all(is_number(name) for name in found.labels):
+    if any(has_fraction(name) for name in summary.labels) and all(is_number(name) for name in summary.labels):
         raise CodecError(
-            f"{_column_of_labels(source)} holds numbers with a fraction, {len(found.labels):,} different ones",
+            f"{_column_of_labels(source)} holds numbers with a fraction, {len(summary.labels):,} different ones",
             "for numbers of a regression say `--task regression`, for names such as versions `--task classification`; "
             "a command without --task takes names and whole numbers",
         )
@@ -260,13 +263,13 @@ def _column_of_labels(source: Source) -> str:
     return f"the column {DataFile.of(source).label or 'label'} of {source.name}"
 
 
-def unlabelled(source: Source, found: Summary) -> CodecError:
+def unlabelled(source: Source, summary: Summary) -> CodecError:
     """Returns the error for data without the labels that are needed. It names the columns."""
     hint = 'give rows with a "text" and a "label"'
-    if found.kind == "text" and DataFile.of(source).kind != ".txt":
+    if summary.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
         hint = f"{columns_there(row, DataFile.of(source).named)}; --label-column names the column of labels"
-    return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
+    return CodecError(f"{source.name} has no labels: its rows are {WHAT[summary.kind]}", hint)
 
 
 def checked(source: Source, task: str | None) -> Summary:
@@ -286,14 +289,14 @@ def checked(source: Source, task: str | None) -> Summary:
     return result
 
 
-def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
+def number_labels(names: Sequence[str], numbers: Mapping[str, int] | None) -> dict[str, int]:
     """Returns a number for each label.
 
     Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers them
     alike.
     """
-    if known and set(names) <= set(known):
-        return dict(known)
+    if numbers and set(names) <= set(numbers):
+        return dict(numbers)
     return {name: number for number, name in enumerate(names)}
 
 
@@ -327,7 +330,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
     """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
-    for name in WEIGHTS if file.kind in JSON else TABLE_WEIGHTS:
+    for name in WEIGHT_FIELDS if file.kind in JSON else TABLE_WEIGHTS:
         if name not in file.named and not missing(row.get(name)):
             raise CodecError(
                 f"{place} has {name}, which is not honoured: each row counts alike",
@@ -348,7 +351,7 @@ def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
     return EmptyText(f"{place} has no {column}", hint)
 
 
-def _mark(place: Place, row: Row, identifier: str | None) -> str:
+def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
@@ -363,21 +366,21 @@ def _mark(place: Place, row: Row, identifier: str | None) -> str:
 
 def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
     """Returns a conversation, or None if the row is none. Raises CodecError, EmptyText."""
-    named = file.text is not None and isinstance(row.get(file.text), list)
-    if named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
-        column = file.text if named and file.text is not None else CHATS[0]
+    is_named = file.text is not None and isinstance(row.get(file.text), list)
+    if is_named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
+        column = file.text if is_named and file.text is not None else CHATS[0]
         messages, tools = conversation_at(place, row, column, file.text is not None)
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
-        return Example(place.number, "chat", messages=_instructed(place, row), noun=place.noun)
-    if answered := file.answered(row):
-        question, answer, before = answered
-        messages = question_answer(place, row, question, answer, before=before)
+        return Example(place.number, "chat", messages=_instruction_messages(place, row), noun=place.noun)
+    if columns := file.answered(row):
+        question, answer, prefix = columns
+        messages = question_answer(place, row, question, answer, prefix=prefix)
         return Example(place.number, "chat", messages=messages, noun=place.noun)
     if file.text is None and not {*TEXTS} & {*row}:
-        for names, what in FOREIGN.items():
+        for names, format_name in FOREIGN_FORMATS.items():
             if {*names} <= {*row}:
-                raise CodecError(f"{place} has {what}, which are not read", AS_MESSAGES)
+                raise CodecError(f"{place} has {format_name}, which are not read", AS_MESSAGES)
     return None
 
 
@@ -396,31 +399,32 @@ def conversation_at(
 def _without_gaps(value: Any) -> Any:
     """Returns a value without fields that are null: in Parquet each object has the fields of all others."""
     if isinstance(value, Mapping):
-        return {name: _without_gaps(one) for name, one in value.items() if one is not None}
-    return [_without_gaps(one) for one in value] if isinstance(value, list) else value
+        return {name: _without_gaps(item) for name, item in value.items() if item is not None}
+    return [_without_gaps(item) for item in value] if isinstance(value, list) else value
 
 
-def _instructed(place: Place, row: Row) -> tuple[Message, ...]:
+def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
     result = question_answer(place, row, "instruction", "output", "input")
-    if unknown := [name for name in row if name not in INSTRUCTED and not missing(row[name])]:
+    if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not missing(row[name])]:
         raise CodecError(
-            f"{place} has {len(unknown)} fields beside {', '.join(INSTRUCTED[:3])}, which are not honoured",
-            f"{columns_there(row, INSTRUCTED)}; leave the others out, or write messages",
+            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
+            "honoured",
+            f"{columns_there(row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
         )
     return result
 
 
 def question_answer(
-    place: Place, row: Row, question: str, answer: str, extra: str | None = None, before: str = ""
+    place: Place, row: Row, question: str, answer: str, extra: str | None = None, prefix: str = ""
 ) -> tuple[Message, Message]:
     """Returns a user's question and its answer. Raises what `text_of` raises.
 
     Args:
         question, answer: columns.
         extra: a column that is put under the question if it is not empty.
-        before: words before the question.
+        prefix: words before the question.
     """
-    requested, answered = before + text_of(place, row, question), text_of(place, row, answer)
+    requested, answer_text = prefix + text_of(place, row, question), text_of(place, row, answer)
     if extra is not None and not missing(row.get(extra)):
         requested = f"{requested}\n\n{text_of(place, row, extra)}"
-    return {"role": "user", "content": requested}, {"role": "assistant", "content": answered}
+    return {"role": "user", "content": requested}, {"role": "assistant", "content": answer_text}

@@ -29,8 +29,8 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText
 from milkglass.rows.place import Place, missing
 
-GAPS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
-EXACT = 1 << 53  # above it a float stands for no single whole number
+MISSING_WORDS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
+MAX_EXACT_NUMBER = 1 << 53  # above it a float stands for no single whole number
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -53,7 +53,7 @@ class LabelCells:
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
         """Decides how cells are read from all cells of the column."""
-        some = fractions = False
+        has_cells = fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):
                 continue
@@ -61,8 +61,8 @@ class LabelCells:
                 fractions = True
             elif isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
                 return cls()
-            some = True
-        return cls(numbers=some and not fractions, fractions=fractions)
+            has_cells = True
+        return cls(numbers=has_cells and not fractions, fractions=fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
         """Returns the label's name, or a regression's score as text. Raises EmptyText if it is missing, CodecError."""
@@ -72,17 +72,17 @@ class LabelCells:
             return repr(score_of(str(place), cell))
         if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
             return str(cell).strip().lower()
-        whole = _whole(cell)
+        number = _whole(cell)
         if isinstance(cell, str):
-            return cell.strip() if whole is None or not self.numbers else str(whole)
+            return cell.strip() if number is None or not self.numbers else str(number)
         if isinstance(cell, int):
             return str(cell)
-        if whole is None and not has_fraction(cell):
+        if number is None and not has_fraction(cell):
             raise CodecError(
                 f"{place} has a {column} that is neither a name nor a number",
                 "give a name such as billing, or a whole number",
             )
-        return str(whole) if self.numbers else str(float(cell))
+        return str(number) if self.numbers else str(float(cell))
 
 
 def _whole(cell: Any) -> int | None:
@@ -91,7 +91,7 @@ def _whole(cell: Any) -> int | None:
         cell = float(cell)
     if isinstance(cell, Decimal) and cell.is_finite():
         cell = float(cell)
-    if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= EXACT or not cell.is_integer():
+    if not isinstance(cell, float) or not math.isfinite(cell) or abs(cell) >= MAX_EXACT_NUMBER or not cell.is_integer():
         return None
     return int(cell)
 
@@ -114,7 +114,7 @@ def _is_digits(cell: Any) -> bool:
 
 
 def _is_gap(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.strip().casefold() in GAPS
+    return isinstance(cell, str) and cell.strip().casefold() in MISSING_WORDS
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Pla
         yield from ((Place(source.name, number), line) for number, line in lines(source))
         return
     for number, line in enumerate(stdin, 1):
-        if own := line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line:
-            yield Place("stdin", number), own.rstrip("\r\n")
+        if text := line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line:
+            yield Place("stdin", number), text.rstrip("\r\n")
 
 
 def input_row(place: Place, line: str) -> InputRow:

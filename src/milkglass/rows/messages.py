@@ -46,35 +46,37 @@ def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         UsageError: a message is invalid, its content is not text, or a field of it would be ignored.
     """
     result = [_message(number, one) for number, one in enumerate(messages, 1)]
-    for number, (given, message) in enumerate(zip(messages, result, strict=True), 1):
-        asked = [name for name, one in _nonempty(given).items() if name not in SAYS_NOTHING and one is not False]
-        _require_known(asked, MESSAGE_FIELDS[message["role"]], f"message {number}")
+    for number, (original, message) in enumerate(zip(messages, result, strict=True), 1):
+        named_fields = [
+            name for name, item in _nonempty(original).items() if name not in SAYS_NOTHING and item is not False
+        ]
+        _require_known(named_fields, MESSAGE_FIELDS[message["role"]], f"message {number}")
     return result
 
 
-def _message(number: int, given: Mapping[str, Any]) -> Message:
-    role = given.get("role")
+def _message(number: int, value: Mapping[str, Any]) -> Message:
+    role = value.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(ROLES)}")
-    content, refusal = given.get("content"), given.get("refusal")
+    content, refusal = value.get("content"), value.get("refusal")
     if content is None and isinstance(refusal, str):
         content = refusal
     message: dict[str, Any] = {"role": ROLES[role], "content": text_of(content, number)}
-    if given.get("function_call") is not None:
+    if value.get("function_call") is not None:
         raise UsageError(f"message {number} has a function_call", "give tool_calls, as they were answered")
-    calls = given.get("tool_calls")
+    calls = value.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
     if calls:
-        message["tool_calls"] = [_call(number, one) for one in calls]
+        message["tool_calls"] = [_call(number, call) for call in calls]
     if role == "assistant":
-        thoughts = [given[name] for name in ("reasoning_content", "reasoning") if given.get(name)]
-        if any(not isinstance(one, str) or one != thoughts[0] for one in thoughts):
+        thoughts = [value[name] for name in ("reasoning_content", "reasoning") if value.get(name)]
+        if any(not isinstance(thought, str) or thought != thoughts[0] for thought in thoughts):
             raise UsageError(f"message {number} has a reasoning that is not one text", "give reasoning_content alone")
         if thoughts:
             message["reasoning_content"] = thoughts[0]
     if role == "tool":
-        message |= {name: given[name] for name in ("tool_call_id", "name") if isinstance(given.get(name), str)}
+        message |= {name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)}
     return message
 
 
@@ -99,17 +101,18 @@ def text_of(content: Any, number: int) -> str:
     return "".join(parts)
 
 
-def _call(number: int, given: Any) -> dict[str, Any]:
+def _call(number: int, value: Any) -> dict[str, Any]:
     """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text.
 
     Raises UsageError.
     """
-    function = given.get("function") if isinstance(given, Mapping) else None
+    function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
     try:
-        written = function.get("arguments")
-        arguments = {} if written in (None, "") else written if isinstance(written, Mapping) else json.loads(written)
+        raw_arguments = function.get("arguments")
+        raw = {} if raw_arguments in (None, "") else raw_arguments
+        arguments = raw if isinstance(raw, Mapping) else json.loads(raw)
         json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
@@ -117,16 +120,16 @@ def _call(number: int, given: Any) -> dict[str, Any]:
         raise UsageError(
             f"a tool call of message {number} has arguments that are not an object", 'give an object: {"name": ...}'
         )
-    known = {"name": function["name"], "arguments": arguments}
-    key = given.get("id")
-    return {"id": "" if key is None else str(key), "type": "function", "function": known}
+    result = {"name": function["name"], "arguments": arguments}
+    key = value.get("id")
+    return {"id": "" if key is None else str(key), "type": "function", "function": result}
 
 
-def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
+def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
     """Returns functions as chat templates take them: {"type": "function", "function": {...}}.
 
     Args:
-        given: functions in OpenAI's formats.
+        requested: functions in OpenAI's formats.
         strict: whether `strict` may be true, which asks an engine to follow the schema. It is dropped, because no
             engine here receives the schema.
 
@@ -134,22 +137,24 @@ def tools_of(given: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> 
         UsageError: an entry is no function, or has a field that would be ignored.
     """
     tools = []
-    for one in given or ():
-        nested = one.get("function")
-        function = nested if isinstance(nested, Mapping) else one
-        if one.get("type") != "function" or not isinstance(function.get("name"), str):
+    for tool in requested or ():
+        nested = tool.get("function")
+        function = nested if isinstance(nested, Mapping) else tool
+        if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
-        known = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
-        asked = [name for name, value in _nonempty(function).items() if name not in SAYS_NOTHING and value is not False]
-        _require_known(asked, [*known, "type"] if function is one else known, "a tool's function")
-        if function is not one:
-            _require_known({*_nonempty(one)} - SAYS_NOTHING, ("type", "function"), "a tool")
-        shown = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
-        if not all(isinstance(one, FUNCTION_FIELDS[name]) for name, one in shown.items()):
+        allowed = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
+        named_fields = [
+            name for name, value in _nonempty(function).items() if name not in SAYS_NOTHING and value is not False
+        ]
+        _require_known(named_fields, [*allowed, "type"] if function is tool else allowed, "a tool's function")
+        if function is not tool:
+            _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
+        fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
+        if not all(isinstance(content, FUNCTION_FIELDS[name]) for name, content in fields.items()):
             raise UsageError(
                 "a tool has a description that is not a text, or parameters that are not an object", "mend the tool"
             )
-        tools.append({"type": "function", "function": shown})
+        tools.append({"type": "function", "function": fields})
     return tools
 
 
@@ -170,39 +175,41 @@ def conversation_of(
         EmptyText: a message has no content.
     """
     row = (
-        {column: row[column]} if ignore_other_columns else {name: one for name, one in row.items() if not missing(one)}
+        {column: row[column]}
+        if ignore_other_columns
+        else {name: item for name, item in row.items() if not missing(item)}
     )
-    known = [column if name == "messages" else name for name in ROW_FIELDS]
-    _require_known(row, known, "the row", f", or read the conversation alone: --text-column {column}")
+    allowed = [column if name == "messages" else name for name in ROW_FIELDS]
+    _require_known(row, allowed, "the row", f", or read the conversation alone: --text-column {column}")
     turns = _list_of(row.get(column))
-    if not turns or not all(isinstance(one, Mapping) for one in turns):
+    if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
-    cleaned = [{name: one for name, one in turn.items() if not missing(one)} for turn in turns]
-    messages = [_turn(number, one, trained) for number, one in enumerate(cleaned, 1)]
+    cleaned = [{name: item for name, item in turn.items() if not missing(item)} for turn in turns]
+    messages = [_turn(number, message, trained) for number, message in enumerate(cleaned, 1)]
     tools = tools_of(_tools(row.get("tools")), strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
         raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
-    if row.get("parallel_tool_calls") is False and any(len(one.get("tool_calls", ())) > 1 for one in messages):
+    if row.get("parallel_tool_calls") is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
         raise UsageError("an answer has several tool calls and parallel_tool_calls is false", "mend one of them")
     if trained:
         _require_answer(messages)
     return tuple(messages), tuple(tools)
 
 
-def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
-    role = ROLES.get(str(given.get("role")), "")
-    known = [name for name in TURN_FIELDS.get(role, given) if trained or name != "weight"]
-    _require_known(given, known, f"message {number}")
-    if "refusal" in given and ("content" in given or not isinstance(given["refusal"], str)):
+def _turn(number: int, value: Mapping[str, Any], trained: bool) -> Message:
+    role = ROLES.get(str(value.get("role")), "")
+    allowed = [name for name in TURN_FIELDS.get(role, value) if trained or name != "weight"]
+    _require_known(value, allowed, f"message {number}")
+    if "refusal" in value and ("content" in value or not isinstance(value["refusal"], str)):
         raise UsageError(
             f"message {number} has a refusal beside a content, or one that is not a text",
             "leave one of them out: a refusal is learnt in the place of the content",
         )
-    message = {**_message(number, given)}
-    _require_parts(number, given)
+    message = {**_message(number, value)}
+    _require_parts(number, value)
     if not str(message["content"]).strip() and role != "tool" and not message.get("tool_calls"):
         raise EmptyText(f"an empty content in message {number}", "fill it")
-    weight = given.get("weight")
+    weight = value.get("weight")
     if weight is not None:
         if isinstance(weight, bool) or weight not in (0, 1):
             raise UsageError(
@@ -212,43 +219,45 @@ def _turn(number: int, given: Mapping[str, Any], trained: bool) -> Message:
     return message
 
 
-def _require_parts(number: int, given: Mapping[str, Any]) -> None:
+def _require_parts(number: int, value: Mapping[str, Any]) -> None:
     """Raises UsageError for an unknown field of a call or a part. `_message` must have accepted the message."""
-    content = given.get("content")
+    content = value.get("content")
     for part in content if isinstance(content, list) else ():
         _require_known(_nonempty(part), PART_FIELDS[part["type"]], f"a part of message {number}")
-    for call in given.get("tool_calls") or ():
+    for call in value.get("tool_calls") or ():
         if call.get("type") not in (None, "function"):
             raise UsageError(f"a tool call of message {number} is not of a function", 'give "type": "function"')
         _require_known(_nonempty(call), CALL_FIELDS, f"a tool call of message {number}")
         _require_known(_nonempty(call["function"]), CALLED_FIELDS, f"the function of a tool call of message {number}")
 
 
-def _nonempty(given: Mapping[str, Any]) -> dict[str, Any]:
+def _nonempty(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not empty."""
-    return {name: one for name, one in given.items() if not missing(one) and one not in ([], {})}
+    return {name: item for name, item in value.items() if not missing(item) and item not in ([], {})}
 
 
 def _require_answer(messages: Sequence[Message]) -> None:
-    answers = [one for one in messages[1:] if one["role"] == "assistant"]
+    answers = [message for message in messages[1:] if message["role"] == "assistant"]
     if not answers:
         raise UsageError("no assistant's answer to learn", "end it with the assistant's message")
-    if all(one.get("weight") == 0 for one in answers):
+    if all(answer.get("weight") == 0 for answer in answers):
         raise UsageError("no answer to learn: each has the weight 0", "leave the row out, or give one the weight 1")
 
 
-def _require_known(given: Iterable[str], known: Collection[str], what: str, or_else: str = "") -> None:
-    for name in given:
-        if name not in known:
-            shown = name if name.isidentifier() and name.isascii() and len(name) <= 40 else "a field of another name"
+def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or_else: str = "") -> None:
+    for name in names:
+        if name not in allowed:
+            is_plain = name.isidentifier() and name.isascii() and len(name) <= 40
+            shown_name = name if is_plain else "a field of another name"
             raise UsageError(
-                f"{what} has {shown}, which is not honoured", f"known are: {', '.join(known)}; leave it out{or_else}"
+                f"{noun} has {shown_name}, which is not honoured",
+                f"known are: {', '.join(allowed)}; leave it out{or_else}",
             )
 
 
 def _tools(value: Any) -> list[Any] | None:
     tools = None if value is None else _list_of(value)
-    if value is not None and (tools is None or not all(isinstance(one, Mapping) for one in tools)):
+    if value is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')
     return tools
 

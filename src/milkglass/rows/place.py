@@ -34,7 +34,7 @@ _WORDS = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#]
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*")
 LEAST_BELOW = 5  # rows of numbers that show that the line above them is a header
 
-NAMING = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
+NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ Rows = Iterator[tuple[Place, Row]]
 
 def listed(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
-    first = [str(one.number) for one in places[:MAX_PLACES_SHOWN]]
-    more = len(places) - len(first)
+    numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
+    left_out = len(places) - len(numbers)
     if len(places) == 1:
-        return f"{places[0].noun} {first[0]}"
+        return f"{places[0].noun} {numbers[0]}"
     nouns = "entries" if places[0].noun == "entry" else f"{places[0].noun}s"
-    last = f"{more:,} more" if more else first.pop()
-    return f"{nouns} {', '.join(first)} and {last}"
+    ending = f"{left_out:,} more" if left_out else numbers.pop()
+    return f"{nouns} {', '.join(numbers)} and {ending}"
 
 
 def require_columns(
@@ -86,24 +86,26 @@ def require_columns(
         texts: columns; one of them must exist.
         rows: some rows below. They are read only for a message.
     """
-    known = [*needed, *(name for name in texts if name not in MAY_BE_LABELS)]
+    columns = [*needed, *(name for name in texts if name not in MAY_BE_LABELS)]
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, known, names_above(names, rows) or _has_names(file))}; {NAMING}",
+            f"{columns_there(names, columns, names_above(names, rows) or _has_names(file))}; {NAMING_HINT}",
         )
-    if lost := [name for name in needed if name not in names]:
+    if absent := [name for name in needed if name not in names]:
         is_header = names_above(names, rows) or _has_names(file)
-        raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed, is_header))
-    for place, name in enumerate(names, 1):
-        if name.strip() and (first := names.index(name) + 1) < place:
-            twice = f"names the column {shown_name(name)} twice, as column {first} and as column {place}"
+        raise CodecError(f"the header of {file} names no column {absent[0]}", columns_there(names, needed, is_header))
+    for index, name in enumerate(names, 1):
+        if name.strip() and (first_index := names.index(name) + 1) < index:
+            twice = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"
             raise CodecError(f"the header of {file} {twice}", "rename one of them")
 
 
-def no_text(place: Place, names: Collection[str], known: Collection[str] = ()) -> CodecError:
+def no_text(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(f"{place} has no text", f"{columns_there(names, known, _has_names(place.file))}; {NAMING}")
+    return CodecError(
+        f"{place} has no text", f"{columns_there(names, expected, _has_names(place.file))}; {NAMING_HINT}"
+    )
 
 
 def _has_names(file: str) -> bool:
@@ -113,12 +115,12 @@ def _has_names(file: str) -> bool:
 
 def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Returns whether a first line has a name in a column in which all of these rows have a number."""
-    below = [one for one in rows if len(one) == len(first)]
+    below = [row for row in rows if len(row) == len(first)]
     if len(below) < LEAST_BELOW:
         return False
     return any(
-        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(one[place].strip()) for one in below)
-        for place, name in enumerate(first)
+        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(row[index].strip()) for row in below)
+        for index, name in enumerate(first)
     )
 
 
@@ -127,26 +129,26 @@ def repeated(place: Place, error: RepeatedKey) -> CodecError:
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
 
-def columns_there(names: Collection[str], known: Collection[str] = (), is_header: bool = False) -> str:
+def columns_there(names: Collection[str], expected: Collection[str] = (), is_header: bool = False) -> str:
     """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
         names: the columns.
-        known: columns that are looked for, besides the USUAL ones.
+        expected: columns that are looked for, besides the USUAL ones.
         is_header: whether these are known to be names, and no text.
     """
-    looked_for = {_plain(name) for name in (*known, *USUAL_COLUMNS)} - {""}
+    looked_for = {_plain(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
     header = is_header or any(_plain(name) in looked_for for name in names)
-    shown = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
-    hidden = len(names) - len(shown[:MAX_COLUMNS_SHOWN])
-    if len(names) == 1 and not shown:
+    shown_names = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
+    hidden_count = len(names) - len(shown_names[:MAX_COLUMNS_SHOWN])
+    if len(names) == 1 and not shown_names:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
-    if not shown:
-        return f"its first line has {hidden} cells and looks like no header: add one that names the columns"
-    if not hidden:
-        return f"the columns there are: {', '.join(shown)}"
-    why = "" if header else ", not shown here: a first line with blanks in its cells may be text"
-    return f"the columns there are: {', '.join(shown[:MAX_COLUMNS_SHOWN])} and {hidden} more{why}"
+    if not shown_names:
+        return f"its first line has {hidden_count} cells and looks like no header: add one that names the columns"
+    if not hidden_count:
+        return f"the columns there are: {', '.join(shown_names)}"
+    reason = "" if header else ", not shown here: a first line with blanks in its cells may be text"
+    return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
 def _plain(name: str) -> str:
@@ -156,7 +158,7 @@ def _plain(name: str) -> str:
 
 def shown_name(name: str) -> str:
     """Returns a name for a message: printable, on one line, of bounded length."""
-    line = "".join(one if one.isprintable() else "\ufffd" for one in name)
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
     return line if len(line) <= MAX_NAME_SHOWN else f"{line[:MAX_NAME_SHOWN]}..."
 
 

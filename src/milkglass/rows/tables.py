@@ -18,16 +18,16 @@ from typing import Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import LONGEST, UTF8, lines, not_utf8
+from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8
 from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-FIRST, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
-BLOCK = 1 << 20  # characters of a JSON list read at a time
+FIRST_LETTERS, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
+BLOCK_LETTERS = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
-SENTENCE = 5  # the least words of a sentence
-MARKS = (".", ";", "?", "!")
+MIN_SENTENCE_WORDS = 5  # the least words of a sentence
+END_MARKS = (".", ";", "?", "!")
 _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -77,7 +77,7 @@ def table_cells(
 ) -> Iterator[tuple[Place, Sequence[str]]]:  # fmt: skip
     """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`."""
     names = header
-    for place, cells in _quoted(path, delimiter) if quoted else _unquoted(path, delimiter):
+    for place, cells in _quoted_lines(path, delimiter) if quoted else _unquoted_lines(path, delimiter):
         if not cells:
             blank(1)
         elif names is None:
@@ -96,13 +96,13 @@ def table_cells(
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
 
-def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     for number, line in lines(path):
         yield Place(path.name, number), line.split(delimiter) if line else ()
 
 
-def _quoted(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    limit, number = csv.field_size_limit(LONGEST), 0
+def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
+    limit, number = csv.field_size_limit(MAX_LINE_LETTERS), 0
     try:
         with path.open(encoding=UTF8, newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -130,41 +130,41 @@ def delimiter_named(name: str) -> str:
     return result
 
 
-def delimiter_of(path: Path, known: Collection[str]) -> str:
+def delimiter_of(path: Path, column_names: Collection[str]) -> str:
     """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
 
     Text that is not UTF-8 is reported by whoever reads it.
 
     Args:
-        known: names of columns that the caller looks for.
+        column_names: names of columns that the caller looks for.
     """
-    own = "\t" if path.suffix.lower() == ".tsv" else ","
-    signs = [own, *(sign for sign in DELIMITERS.values() if sign != own)]
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    signs = [usual, *(sign for sign in DELIMITERS.values() if sign != usual)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
-    even = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
+    regular = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
 
     def named(sign: str) -> int:
         """Returns how many known columns the header has with this delimiter."""
-        return len({cell.strip() for cell in rows[sign][0]} & set(known)) if rows[sign] else 0
+        return len({cell.strip() for cell in rows[sign][0]} & set(column_names)) if rows[sign] else 0
 
-    return max(even or signs, key=named)  # the first of equals: the file's own
+    return max(regular or signs, key=named)  # the first of equals: the file's own
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
     """Returns complete first rows, or none if the quotes do not fit this delimiter."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
-        head = file.read(FIRST)
-        cut = bool(file.read(1))
+        head = file.read(FIRST_LETTERS)
+        is_cut = bool(file.read(1))
     rows: list[list[str]] = []
     text = io.StringIO(head, newline="")
-    plain = quotes_are_text(path, sign)
-    reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    without_quotes = quotes_are_text(path, sign)
+    reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if without_quotes else csv.QUOTE_MINIMAL)
     try:
         for cells in islice(reader, ROWS + 1):
             rows += [cells] if cells else []
     except csv.Error:
         return rows[:ROWS]
-    return rows[:-1][:ROWS] if cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
+    return rows[:-1][:ROWS] if is_cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
 
 
 def quotes_are_text(path: Path, sign: str) -> bool:
@@ -196,14 +196,18 @@ def json_object(place: Place, text: str) -> dict[str, Any]:
 def json_sentences(path: Path) -> Rows:
     """Yields the sentences of the column "text" of JSON Lines, whose documents have a paragraph a line.
 
-    Sentences of fewer than SENTENCE words, text without a final mark, such as headings, and repeats are left out.
+    Sentences of fewer than MIN_SENTENCE_WORDS, text without a final mark, such as headings, and repeats are left out.
     """
-    before = set[int]()  # hashes: the corpus has sentences by the million
+    seen_hashes = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
             for sentence in _ENDS.split(paragraph.strip()):
-                if sentence.endswith(MARKS) and len(sentence.split()) >= SENTENCE and hash(sentence) not in before:
-                    before.add(hash(sentence))
+                if (
+                    sentence.endswith(END_MARKS)
+                    and len(sentence.split()) >= MIN_SENTENCE_WORDS
+                    and hash(sentence) not in seen_hashes
+                ):
+                    seen_hashes.add(hash(sentence))
                     yield place, {"text": sentence}
 
 
@@ -214,7 +218,7 @@ def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
 
 def is_json_list(path: Path) -> bool:
     with path.open(encoding=UTF8, errors="replace") as file:
-        while (head := file.read(BLOCK)).isspace():
+        while (head := file.read(BLOCK_LETTERS)).isspace():
             pass
     return head.lstrip().startswith("[")
 
@@ -235,13 +239,13 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
     """Yields the entries of a file that is one JSON list, with one block and one entry in memory."""
     try:
         with path.open(encoding=UTF8) as file:
-            buffer = file.read(BLOCK)
+            buffer = file.read(BLOCK_LETTERS)
             while buffer.isspace():
-                buffer = file.read(BLOCK)
+                buffer = file.read(BLOCK_LETTERS)
             at = _skip(buffer, 0)
             if buffer[at : at + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            at, number, more = _skip(buffer, at + 1), 1, BLOCK
+            at, number, block_size = _skip(buffer, at + 1), 1, BLOCK_LETTERS
             while True:
                 place = Place(path.name, number, "entry")
                 try:
@@ -249,18 +253,18 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 except RepeatedKey as error:
                     raise repeated(place, error) from None
                 if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
-                    ahead = file.read(more)
+                    ahead = file.read(block_size)
                     if not ahead:
                         raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
-                    buffer, more = buffer[at:] + ahead, more * 2
+                    buffer, block_size = buffer[at:] + ahead, block_size * 2
                     at = _skip(buffer, 0)
                     continue
-                value, at, last = result
+                value, at, is_last = result
                 if value is not _END:
                     yield place, value
-                if last:
+                if is_last:
                     return
-                number, more = number + 1, BLOCK
+                number, block_size = number + 1, BLOCK_LETTERS
     except UnicodeDecodeError:
         raise not_utf8(path) from None
 

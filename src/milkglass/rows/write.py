@@ -29,8 +29,8 @@ def as_row(example: Example, score: bool = False) -> dict[str, Any]:
         score: whether the label is the number of a regression, and is written as one for `finetune --task regression`.
     """
     if example.kind == "chat":
-        tools = {"tools": [dict(one) for one in example.tools]} if example.tools else {}
-        return {"messages": [dict(one) for one in example.messages], **tools}
+        tools = {"tools": [dict(tool) for tool in example.tools]} if example.tools else {}
+        return {"messages": [dict(message) for message in example.messages], **tools}
     pair = {} if example.pair is None else {"text_pair": example.pair}
     if example.kind == "text":
         return {"text": example.text, **pair}

@@ -52,13 +52,13 @@ class WordGroups:
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
 
-        def is_valid(found: Arrays) -> bool:
-            one = cls(**found)
+        def is_valid(arrays: Arrays) -> bool:
+            one = cls(**arrays)
             fits = one.group.shape == (len(vectors),) and one.scores.shape == (len(vectors), one.width)
             return fits and bool(np.array_equal(np.sort(one.members[one.members >= 0]), order))
 
-        made = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
-        return cls(**made), keep.reused
+        arrays = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
+        return cls(**arrays), keep.reused
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
@@ -68,9 +68,9 @@ class WordGroups:
         group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
         rows = directions(vectors) if metric == "cosine" else vectors
-        for number, one in enumerate(result):
-            group[one], members[number, : len(one)] = number, one
-            scores[one, : len(one)] = normalised(_all_pairs(rows[one].astype(np.float64), metric))
+        for number, row in enumerate(result):
+            group[row], members[number, : len(row)] = number, row
+            scores[row, : len(row)] = normalised(_all_pairs(rows[row].astype(np.float64), metric))
         return cls(group, members, scores)
 
     @property

@@ -65,7 +65,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (n,) how often a file's texts have each word, or token, of the reader's table."""
     counts = np.zeros(len(reader.table), np.int64)
-    for block, result in ordered(partial(_counted, reader, shape), blocks_of(path, shape), workers):
+    for block, result in ordered(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
         counts += result
         progress(block.size)
     return counts
@@ -94,22 +94,22 @@ def sanitize_file(
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
     working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
-    done = FileReport()
+    totals = FileReport()
     with appearing(out) as file:
         file.write(shape.head())
-        for block, (text, tally, left) in ordered(working, blocks_of(source, shape), workers):
+        for block, (text, tally, missing_names) in ordered(working, blocks_of(source, shape), workers):
             file.write(text)
-            done.rows += len(block.raw)
-            done.tally.add(tally)
-            done.left |= left
+            totals.rows += len(block.raw)
+            totals.tally.add(tally)
+            totals.left |= missing_names
             progress(block.size)
-        report = document(sanitizer, done, about, seed is not None)
-        with appearing(report_path(out)) as other:
-            other.write(json.dumps(report, indent=2) + "\n")
+        report = document(sanitizer, totals, about, seed is not None)
+        with appearing(report_path(out)) as report_file:
+            report_file.write(json.dumps(report, indent=2) + "\n")
     return report
 
 
-def document(sanitizer: FileSanitizer, done: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
+def document(sanitizer: FileSanitizer, report: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
     """Returns the report. It contains no text and no seed."""
     table = sanitizer.sanitizer.table
     return {
@@ -117,11 +117,11 @@ def document(sanitizer: FileSanitizer, done: FileReport, about: dict[str, Any], 
         "guarantee": promised(sanitizer.guarantee, seeded),
         "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
         "seed_given": seeded,
-        "rows": done.rows,
-        "texts": done.tally.texts,
+        "rows": report.rows,
+        "texts": report.tally.texts,
         **({"by": "tokens"} if isinstance(sanitizer.reader, TokenReader) else {}),
-        "words": done.tally.document(),
-        "fields_left_as_they_are": sorted(done.left),
+        "words": report.tally.document(),
+        "fields_left_as_they_are": sorted(report.left),
     }
 
 
@@ -147,20 +147,20 @@ class _Working:
     seed: int = field(repr=False)
 
     def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
-        rows, slots, left = self.shape.parse(block)
+        rows, slots, missing_names = self.shape.parse(block)
         tally = WordTally()
         heads, before = [], []
         for container, key in slots:
-            head, own = self.shape.divided(container[key])
+            head, private_text = self.shape.divided(container[key])
             heads.append(head)
-            before.append(own)
+            before.append(private_text)
         texts = self.sanitizer.texts(before, stream_of(self.seed, block.number, json.dumps(before)), tally)
         for (container, key), head, text in zip(slots, heads, texts, strict=True):
             container[key] = head + text
-        return self.shape.write(rows), tally, left
+        return self.shape.write(rows), tally, missing_names
 
 
-def _counted(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
+def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
     _, slots, _ = shape.parse(block)
     return reader.counts(shape.divided(container[key])[1] for container, key in slots)
 
@@ -197,20 +197,20 @@ def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    waiting: deque[tuple[Block, Future[Result]]] = deque()
+    pending: deque[tuple[Block, Future[Result]]] = deque()
     with (
         _one_thread_each(),
         ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(do,)) as pool,
     ):
         try:
             for block in blocks:
-                waiting.append((block, pool.submit(_do, block)))
-                if len(waiting) > 2 * workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
+                pending.append((block, pool.submit(_do, block)))
+                if len(pending) > 2 * workers:
+                    oldest, future = pending.popleft()
+                    yield oldest, future.result()
+            while pending:
+                oldest, future = pending.popleft()
+                yield oldest, future.result()
         except BrokenProcessPool:
             raise MilkglassError(
                 "a worker process was ended", "it may have had too little memory: give fewer --workers"

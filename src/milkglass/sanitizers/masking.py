@@ -45,7 +45,7 @@ def analyzer() -> Any:
 
 
 @cache
-def private_spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
+def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
     """Returns the start, end and type of each entity, in order. Of entities that overlap the surer and longer one wins.
 
     Raises:
@@ -55,31 +55,31 @@ def private_spans(text: str, least: float) -> tuple[tuple[int, int, str], ...]:
         raise UsageError(
             f"a text has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be masked", "split it into paragraphs"
         )
-    found = [one for one in analyzer().analyze(text, language="en") if one.score >= least]
-    taken: list[tuple[int, int, str]] = []
-    for one in sorted(found, key=lambda it: (-it.score, it.start - it.end, it.start)):
-        if all(one.end <= start or end <= one.start for start, end, _ in taken):
-            taken.append((one.start, one.end, one.entity_type))
-    return tuple(sorted(taken))
+    results = [entity for entity in analyzer().analyze(text, language="en") if entity.score >= min_score]
+    spans: list[tuple[int, int, str]] = []
+    for result in sorted(results, key=lambda it: (-it.score, it.start - it.end, it.start)):
+        if all(result.end <= start or end <= result.start for start, end, _ in spans):
+            spans.append((result.start, result.end, result.entity_type))
+    return tuple(sorted(spans))
 
 
-def masked_parts(text: str, least: float) -> tuple[list[str], list[str]]:
+def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
     """Returns a text's words, blanks and entities, and what each of them is sent as."""
-    before, after, end = list[str](), list[str](), 0
-    for start, stop, kind in private_spans(text, least):
-        before += [text[end:start], text[start:stop]]
-        after += [text[end:start], f"<{kind}>"]
+    original, masked, end = list[str](), list[str](), 0
+    for start, stop, kind in private_spans(text, min_score):
+        original += [text[end:start], text[start:stop]]
+        masked += [text[end:start], f"<{kind}>"]
         end = stop
-    return [*before, text[end:]], [*after, text[end:]]
+    return [*original, text[end:]], [*masked, text[end:]]
 
 
 def mask_file(
-    source: Path, shape: FileShape, out: Path, least: float, progress: Progress = no_progress
+    source: Path, shape: FileShape, out: Path, min_score: float, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Masks every text of a file, writes OUT and OUT.report.json, and returns the report.
 
     Args:
-        least: the least score of an entity that is masked.
+        min_score: the least score of an entity that is masked.
         progress: receives the size of each block of rows.
 
     Raises:
@@ -87,23 +87,23 @@ def mask_file(
     """
     require_free(out)
     analyzer()  # a missing library is an error before anything is written
-    found, texts, masked = Counter[str](), 0, 0
+    counts, texts, masked = Counter[str](), 0, 0
     with appearing(out) as file:
         file.write(shape.head())
         for block in blocks_of(source, shape):
             rows, slots, _ = shape.parse(block)
             for container, key in slots:
-                kept, text = shape.divided(container[key])
-                before, after = masked_parts(text, least)
-                container[key] = kept + "".join(after)
-                kinds = [new for old, new in zip(before, after, strict=True) if old != new]
-                found.update(kinds)
+                head, text = shape.divided(container[key])
+                original, masked_texts = masked_parts(text, min_score)
+                container[key] = head + "".join(masked_texts)
+                kinds = [new for old, new in zip(original, masked_texts, strict=True) if old != new]
+                counts.update(kinds)
                 texts, masked = texts + 1, masked + bool(kinds)
             file.write(shape.write(rows))
             progress(block.size)
     report = {
-        "method": "mask", "least": least, "texts": texts, "texts with a mask": masked,
-        "masks": dict(found.most_common()),
+        "method": "mask", "least": min_score, "texts": texts, "texts with a mask": masked,
+        "masks": dict(counts.most_common()),
     }  # fmt: skip
     files.write(report_path(out), json.dumps(report, indent=1) + "\n")
     return report

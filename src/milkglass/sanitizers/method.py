@@ -69,9 +69,9 @@ class SanitizerMethod(abc.ABC):
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters for a report. Allowed words are only counted: they are the user's."""
-        own = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in OF_TEXTS}
+        parameters = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in OF_TEXTS}
         texts = {"stopwords_kept": self.keeps_stopwords, "allowed_words": len(self.allow)}
-        return {"method": self.name, **own, **texts}
+        return {"method": self.name, **parameters, **texts}
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,12 @@ class Rnm(Sanitizer):
         p = 1.0 if self.spared is None else self.spared.p
         if p == 0:
             return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
-        kept = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        how = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
-        kept = math.ceil(kept * 1000 * (1 - 1e-12)) / 1000  # never below what holds
-        return f"{upward(kept)}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
+        common = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
+        note = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
+        common = math.ceil(common * 1000 * (1 - 1e-12)) / 1000  # never below what holds
+        return (
+            f"{upward(common)}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
+        )
 
     @property
     def scale(self) -> float:
@@ -110,7 +112,7 @@ class Rnm(Sanitizer):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         if self.guaranteed == "strict":
             if self.counts is not None:  # the user's own: nothing of them is kept
-                return replace(self, given_shared=self._shared(progress)), False
+                return replace(self, given_shared=self._shared_groups(progress)), False
             lists, reused = WordGroups.cached(self.vectors, self.k, "cosine", progress, folder)
             return replace(self, given_shared=lists), reused
         keep = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
@@ -119,17 +121,17 @@ class Rnm(Sanitizer):
         def make() -> Arrays:
             return dict(zip(("near", "scores"), self.computed_lists(progress), strict=True))
 
-        def whole(found: Arrays) -> bool:
-            near, scores = found["near"], found["scores"]
+        def whole(arrays: Arrays) -> bool:
+            near, scores = arrays["near"], arrays["scores"]
             return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
 
-        made = keep(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, whole)
-        return replace(self, given_lists=(made["near"], made["scores"])), keep.reused
+        arrays = keep(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, whole)
+        return replace(self, given_lists=(arrays["near"], arrays["scores"])), keep.reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        known = np.maximum(places, 0)
-        best = selection.noisy_max(self._scores[known], self.scale, stream)
-        result = self.candidates(known)[np.arange(len(places)), best]
+        rows = np.maximum(places, 0)
+        best = selection.noisy_max(self._scores[rows], self.scale, stream)
+        result = self.candidates(rows)[np.arange(len(places)), best]
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
 
     def candidates(self, places: Ids) -> Ids:
@@ -141,9 +143,9 @@ class Rnm(Sanitizer):
     @cached_property
     def lists(self) -> WordGroups:
         """Returns the shared lists of `strict`."""
-        return self._shared(no_progress) if self.given_shared is None else self.given_shared
+        return self._shared_groups(no_progress) if self.given_shared is None else self.given_shared
 
-    def _shared(self, progress: Progress) -> WordGroups:
+    def _shared_groups(self, progress: Progress) -> WordGroups:
         return WordGroups.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
 
     @cached_property

@@ -101,16 +101,16 @@ class Sanitizer(abc.ABC):
         """
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
-        out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
+        result, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), WORDS_AT_A_TIME):
             part = ids[start : start + WORDS_AT_A_TIME]
             places = np.where(part == UNKNOWN, UNKNOWN, self.table.places[part])
             requested = (part == UNKNOWN) | ((places >= 0) & self.due(part, stream))
-            out[start : start + WORDS_AT_A_TIME][requested] = self.table.candidates[
+            result[start : start + WORDS_AT_A_TIME][requested] = self.table.candidates[
                 self.draw(places[requested], stream)
             ]
             drawn[start : start + WORDS_AT_A_TIME] = requested
-        return out, drawn
+        return result, drawn
 
     @cached_property
     def vectors(self) -> Vectors:
@@ -153,7 +153,7 @@ def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     `share` is of the words that occur. Words as rare as the last of them are sensitive too.
     """
     SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
-    seen = np.sort(counts[counts > 0])
-    last = round(share * len(seen))
-    bound = seen[last - 1] if last else 0
+    ordered = np.sort(counts[counts > 0])
+    count = round(share * len(ordered))
+    bound = ordered[count - 1] if count else 0
     return counts <= bound

@@ -32,7 +32,7 @@ SAMPLE_WORDS = 256  # words that g is the mean distance to
 WORDS_AT_A_TIME = 64  # prepared
 TRIALS_AT_A_TIME = 8192
 MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in full
-SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+ENVELOPE_SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
 class Heads:
@@ -73,11 +73,11 @@ class Heads:
         places = np.where(places == UNKNOWN, len(self.vectors), places)
         self._prepare(places)
         level = stream.random(len(places))
-        inside = level < self.cumulative[places, -1]
+        in_head = level < self.cumulative[places, -1]
         result = np.empty(len(places), np.int64)
-        column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
-        result[inside] = self.near[places[inside], column]
-        result[~inside] = self._tail(places[~inside], stream)
+        column = (level[in_head, None] >= self.cumulative[places[in_head]]).sum(1)
+        result[in_head] = self.near[places[in_head], column]
+        result[~in_head] = self._tail(places[~in_head], stream)
         return self.outputs[result]
 
     def _at(self, places: Ids) -> Vectors:
@@ -99,14 +99,14 @@ class Heads:
         The last bits of a matrix product depend on a row's place in it, and a word's numbers must not depend on other
         words.
         """
-        new = np.unique(places)
-        new = new[~self.ready[new]]
-        slots = new % WORDS_AT_A_TIME
+        new_places = np.unique(places)
+        new_places = new_places[~self.ready[new_places]]
+        slots = new_places % WORDS_AT_A_TIME
         by_slot = np.argsort(slots, kind="stable")
-        turn = np.empty(len(new), np.int64)  # its number among those of its slot
-        turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
+        turn = np.empty(len(new_places), np.int64)  # its number among those of its slot
+        turn[by_slot] = np.arange(len(new_places)) - np.searchsorted(slots[by_slot], slots[by_slot])
         for number in range(int(turn.max(initial=-1)) + 1):
-            part = new[turn == number]
+            part = new_places[turn == number]
             block = np.full(WORDS_AT_A_TIME, part[0])
             block[part % WORDS_AT_A_TIME] = part
             self._keep(block, part % WORDS_AT_A_TIME)
@@ -115,38 +115,42 @@ class Heads:
         """Computes what one block of places needs, and keeps that of these slots; other slots only fill the block."""
         rows = self._at(places)
         distance = self._distances(rows)
-        known = np.flatnonzero(places < len(self.vectors))
-        known = known[self.own[places[known]] >= 0]
-        distance[known, self.own[places[known]]] = 0
-        near = best(-distance, self.near.shape[1])[0]
-        exact = np.linalg.norm(self.targets[near].astype(np.float64) - rows[:, None], axis=2)
+        known_rows = np.flatnonzero(places < len(self.vectors))
+        known_rows = known_rows[self.own[places[known_rows]] >= 0]
+        distance[known_rows, self.own[places[known_rows]]] = 0
+        nearest = best(-distance, self.near.shape[1])[0]
+        exact = np.linalg.norm(self.targets[nearest].astype(np.float64) - rows[:, None], axis=2)
         lowest = exact.min(1, keepdims=True)
         weight = np.exp(-self.half * (exact - lowest))
-        np.put_along_axis(distance, near, np.inf, 1)  # the tail is left
+        np.put_along_axis(distance, nearest, np.inf, 1)  # the tail is left
         weights = np.exp(np.float32(-self.half) * (distance - lowest.astype(np.float32)))
         tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
         cumulative = np.cumsum(weight, 1)
         cumulative /= (cumulative[:, -1] + tail)[:, None]
-        if near.shape[1] == len(self.targets):
+        if nearest.shape[1] == len(self.targets):
             cumulative[:, -1] = 1
-        slack = (self.usual - distance).max(1) + SLACK * self.longest
-        kept = places[slots]
-        self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
-        self.ready[kept] = True
+        slack = (self.usual - distance).max(1) + ENVELOPE_SLACK * self.longest
+        kept_places = places[slots]
+        self.near[kept_places], self.cumulative[kept_places], self.slack[kept_places] = (
+            nearest[slots],
+            cumulative[slots],
+            slack[slots],
+        )
+        self.ready[kept_places] = True
 
     def _tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place, by rejection."""
-        result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
-        while len(waiting) and tried < MAX_TRIALS:
-            times = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(waiting)))
-            guess, taken = self._tries(places[waiting], times, stream)
-            done, first = taken.any(1), taken.argmax(1)
-            result[waiting[done]] = guess[done, first[done]]
-            waiting, tried = waiting[~done], tried + times
+        result, missing, tries = np.empty(len(places), np.int64), np.arange(len(places)), 0
+        while len(missing) and tries < MAX_TRIALS:
+            times = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(missing)))
+            guess, accepted = self._tries(places[missing], times, stream)
+            has_accepted, first_accepted = accepted.any(1), accepted.argmax(1)
+            result[missing[has_accepted]] = guess[has_accepted, first_accepted[has_accepted]]
+            missing, tries = missing[~has_accepted], tries + times
         for start in range(
-            0, len(waiting), WORDS_AT_A_TIME
+            0, len(missing), WORDS_AT_A_TIME
         ):  # rejections leave no trace in the law of what is drawn at last
-            part = waiting[start : start + WORDS_AT_A_TIME]
+            part = missing[start : start + WORDS_AT_A_TIME]
             result[part] = self._full(places[part], stream)
         return result
 
@@ -158,10 +162,10 @@ class Heads:
         product = np.einsum("td,tsd->ts", rows, self.targets[guess])
         squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
         excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
-        taken = stream.random(shape) < np.exp(-self.half * excess)
-        row, column = np.nonzero(taken)
-        taken[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
-        return guess, taken
+        accepted = stream.random(shape) < np.exp(-self.half * excess)
+        row, column = np.nonzero(accepted)
+        accepted[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
+        return guess, accepted
 
     def _full(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place from the whole tail, for at most WORDS_AT_A_TIME words."""

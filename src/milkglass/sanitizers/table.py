@@ -147,14 +147,14 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
     ids = begins or ids  # where tokens say that a word begins, others are pieces
     texts = [text.strip() for text in tokenizer.batch_decode([[i] for i in ids])]
     likely = [(i, text) for i, text in zip(ids, texts, strict=True) if is_word(text)]
-    for before in (" ", ""):  # SentencePiece may put a blank of its own before a text
-        requested = [before + text for _, text in likely]
-        again = tokenizer(requested, add_special_tokens=False)["input_ids"] if requested else []
-        whole = [back == [i] for (i, _), back in zip(likely, again, strict=True)]
-        for (i, text), one in zip(likely, whole, strict=True):
-            if one:
+    for prefix in (" ", ""):  # SentencePiece may put a blank of its own before a text
+        requested = [prefix + text for _, text in likely]
+        encodings = tokenizer(requested, add_special_tokens=False)["input_ids"] if requested else []
+        is_whole = [encoding == [i] for (i, _), encoding in zip(likely, encodings, strict=True)]
+        for (i, text), fits in zip(likely, is_whole, strict=True):
+            if fits:
                 rows.setdefault(text, i)
-        likely = [pair for pair, one in zip(likely, whole, strict=True) if not one]
+        likely = [candidate for candidate, one in zip(likely, is_whole, strict=True) if not one]
     result = dict(sorted(rows.items(), key=lambda item: item[1]))
     if not result:
         raise BadTable(f"the vocabulary of {name} has no whole words", "give a GloVe file as the table")
@@ -184,9 +184,9 @@ def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
 def special_rows(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
     """Returns (rows,) which rows are special or added tokens, [unusedN] and the like, or beyond the vocabulary."""
     result = np.ones(rows, np.bool_)
-    known = min(len(tokenizer), rows)
-    tokens = tokenizer.convert_ids_to_tokens(range(known))
-    result[:known] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
-    named = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    result[[i for i in {*tokenizer.all_special_ids, *named} if i < rows]] = True
+    count = min(len(tokenizer), rows)
+    tokens = tokenizer.convert_ids_to_tokens(range(count))
+    result[:count] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
+    special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+    result[[i for i in {*tokenizer.all_special_ids, *special} if i < rows]] = True
     return result

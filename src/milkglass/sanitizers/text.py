@@ -29,6 +29,9 @@ from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whol
 Splitting = Literal["pieces", "whole"]  # as words.py says: recipes of papers have the first
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
+# English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
+# auxiliaries and negations, nothing that names anything. Words that are names as well ("will", "may", "don") and single
+# letters but "a" and "i" are left out.
 _WORDS = """
 i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
 its itself they them their theirs themselves what which who whom whose this that these those am is are was were be
@@ -133,7 +136,7 @@ class TextSanitizer:
 
     def __post_init__(self) -> None:
         is_word = is_whole_word if self.splitting == "whole" else words.is_word
-        if bad := sum(not is_word(one) for one in self.allow):
+        if bad := sum(not is_word(word) for word in self.allow):
             raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
 
     def text(self, text: str, stream: Stream) -> str:
@@ -148,19 +151,19 @@ class TextSanitizer:
     ) -> list[tuple[list[str], list[str]]]:
         """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
         parts = [self.reader.split(text) for text in texts]
-        result = [word for one in parts for word in one[1::2]]
+        result = [word for part in parts for word in part[1::2]]
         codes = self.reader.codes(result)
         free = codes > KEPT
         drawn = np.zeros(len(codes), np.bool_)
         after = codes.copy()
         after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), stream)
         spelled, kept = self.sanitizer.table.words, self.reader.kept
-        out = [spelled[one] if one >= 0 else kept[KEPT - one] for one in after.tolist()]
+        out = [spelled[row] if row >= 0 else kept[KEPT - row] for row in after.tolist()]
         if tally is not None:
             tally.texts += len(texts)
-            self._count(tally, codes, drawn, self._changed(codes, after, drawn, result, out))
+            self._count(tally, codes, drawn, self._is_changed(codes, after, drawn, result, out))
         ready = iter(out)
-        return [(one, _replaced(one, ready)) for one in parts]
+        return [(part, _replace_parts(part, ready)) for part in parts]
 
     @property
     def guarantee(self) -> str | None:
@@ -178,19 +181,19 @@ class TextSanitizer:
         return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------
-    def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
+    def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, original: list[str], out: list[str]) -> Mask:
         """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
         changed = drawn & (after != codes)
         for at in np.flatnonzero(codes == NUMBER):
-            changed[at] = found[at].lower() != out[at].lower()
+            changed[at] = original[at].lower() != out[at].lower()
         return changed
 
     def _count(self, tally: WordTally, codes: Ids, drawn: Mask, changed: Mask) -> None:
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], OTHER_CLASS)
         kinds[codes == UNKNOWN] = UNKNOWN_CLASS
         kinds[codes == NUMBER] = NUMBER_CLASS
-        kept = codes <= KEPT
-        kinds[kept] = self._kept_kinds[KEPT - codes[kept]]
+        is_kept = codes <= KEPT
+        kinds[is_kept] = self._kept_kinds[KEPT - codes[is_kept]]
         tally.words += np.bincount(kinds, minlength=len(CLASSES))
         tally.drawn += np.bincount(kinds[drawn], minlength=len(CLASSES))
         tally.replaced += np.bincount(kinds[changed], minlength=len(CLASSES))
@@ -215,7 +218,7 @@ class TextSanitizer:
         return kinds
 
 
-def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
+def _replace_parts(parts: list[str], ready: Iterator[str]) -> list[str]:
     """Replaces the odd parts by the next ready words."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2
@@ -223,12 +226,6 @@ def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
         out.append(next(ready))
         out.append(words.plain_space(parts[at + 1]) if parts[at + 1] or at == last else " ")
     return out
-
-
-# English function words, which CUSTEXT+ and --keep-stopwords let cross.
-#
-# Pronouns, articles, prepositions, conjunctions, auxiliaries and negations, nothing that names anything. Words that are
-# names as well ("will", "may", "don") and single letters but "a" and "i" are left out.
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +245,7 @@ class TokenReader:
         if not texts:
             return []
         batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
-        return [np.asarray(one, np.int64) for one in batch["input_ids"]]
+        return [np.asarray(row, np.int64) for row in batch["input_ids"]]
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""
@@ -283,7 +280,7 @@ class TokenTextSanitizer:
         after, drawn = self.sanitizer.replaced(flat, stream)
         if tally is not None:
             self._count(tally, len(before), flat, drawn, drawn & (after != flat))
-        return [self.reader.text(one) for one in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
+        return [self.reader.text(ids) for ids in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
 
     @property
     def guarantee(self) -> str | None:

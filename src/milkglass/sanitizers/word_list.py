@@ -1,8 +1,8 @@
 """The frequencies of English words by a published list, for users without a corpus of their own (CMIF, section 4.1).
 
-The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021), its
-words of at least 1e-7 without a digit, 96 % of its running words. Words with a digit are left out, since the list
-counts numbers by their shape: a number is never common here. It contains no punctuation.
+The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021): its
+words with a frequency of at least 1e-7 and no digit, which make up 96 % of running English. Words with a digit are left
+out, since the list counts numbers by their shape: a number is never common here. It contains no punctuation.
 
 For a model's tokens each word is tokenized as in a text, and its frequency is divided among four ways:
 
@@ -34,9 +34,9 @@ MIN_FREQUENCY = 1e-7
 CAPITAL_SHARE, START_SHARE = 0.1, 0.07
 WORDS_AT_A_TIME = 8192  # words tokenized at a time
 RUNNING_WORDS = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
-BEFORE = "a"  # a word that others follow
-BLANKS, INSIDE = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
+CONTEXT_WORD = "a"  # a word that others follow
+BLANKS, CONTINUATION = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
 
 
 @cache
@@ -44,11 +44,11 @@ def english() -> dict[str, float]:
     """Returns the frequency of each word in lower case per running word, most frequent first."""
     from wordfreq import get_frequency_dict
 
-    every = get_frequency_dict("en", wordlist="best")
+    frequencies = get_frequency_dict("en", wordlist="best")
     return {
         word: share
-        for word, share in every.items()
-        if share >= MIN_FREQUENCY and not any(one.isdigit() for one in word)
+        for word, share in frequencies.items()
+        if share >= MIN_FREQUENCY and not any(letter.isdigit() for letter in word)
     }
 
 
@@ -57,56 +57,63 @@ def token_counts(
 ) -> NDArray[np.int64]:
     """Returns (rows,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
+    Args:
+        rows: the number of rows of the model's table.
+        folder: where the cache lies. None: where all caches lie.
+
     Raises CorruptCheckpoint for a damaged cache.
     """
-    keep = ArrayCache("word_list", {"counts": np.int64}, folder)
-    about = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, rows]
-    digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
+    cache = ArrayCache("word_list", {"counts": np.int64}, folder)
+    inputs = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, rows]
+    digest = digest_of([*inputs, tokenizer.backend_tokenizer.to_str()])
 
-    def whole(found: Arrays) -> bool:
-        return bool(found["counts"].shape == (rows,) and found["counts"].min() >= 0)
+    def is_valid(arrays: Arrays) -> bool:
+        return bool(arrays["counts"].shape == (rows,) and arrays["counts"].min() >= 0)
 
-    return keep(digest, lambda: {"counts": _counted(tokenizer, rows, progress)}, whole)["counts"]
+    return cache(digest, lambda: {"counts": _count(tokenizer, rows, progress)}, is_valid)["counts"]
 
 
-def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
+def _count(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
     result = np.zeros(rows)
-    every, share_of = list(english()), np.array(list(english().values()))
-    for start in range(0, len(every), WORDS_AT_A_TIME):
-        words, shares = every[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
-        for ids, weight in _ways(tokenizer, words):
+    all_words, share_of = list(english()), np.array(list(english().values()))
+    for start in range(0, len(all_words), WORDS_AT_A_TIME):
+        words, shares = all_words[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
+        for ids, weight in _spellings(tokenizer, words):
             mass = np.repeat(shares * weight, ids.lengths)
             result += np.bincount(ids.ids, mass, minlength=rows)[:rows]
         progress(len(words))
-    known = min(len(tokenizer), rows)
-    tokens = tokenizer.convert_ids_to_tokens(range(known))
+    size = min(len(tokenizer), rows)
+    tokens = tokenizer.convert_ids_to_tokens(range(size))
     blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
-    result[:known][[token is None or spells(token, blanks) for token in tokens]] = 0
+    result[:size][[token is None or is_spelling_piece(token, blanks) for token in tokens]] = 0
     return np.ceil(result * RUNNING_WORDS).astype(np.int64)
 
 
-def spells(token: str, blanks: bool) -> bool:
-    """Returns whether a token is one byte, or one character that is no word of the list."""
-    if BYTE.fullmatch(token):
+def is_spelling_piece(token: str, blanks: bool) -> bool:
+    """Returns whether a token is one byte, or one character that is no word of the list.
+
+    `blanks`: the tokenizer marks a token that begins a word with a blank; otherwise one that continues a word, with ##.
+    """
+    if BYTE_TOKEN.fullmatch(token):
         return True
-    bare = token.removeprefix(INSIDE).lstrip(BLANKS)
-    begins = token[:1] in BLANKS if blanks else not token.startswith(INSIDE)
-    return len(bare) == 1 and not (begins and bare.lower() in english())
+    letters = token.removeprefix(CONTINUATION).lstrip(BLANKS)
+    begins_word = token[:1] in BLANKS if blanks else not token.startswith(CONTINUATION)
+    return len(letters) == 1 and not (begins_word and letters.lower() in english())
 
 
-def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
+def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
     """Yields the tokens of each word in each of the four ways, with the way's share."""
-    (before,) = _ids(tokenizer, [BEFORE])
+    (context,) = _ids(tokenizer, [CONTEXT_WORD])
     for capital, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
         spelled = [word.capitalize() for word in words] if capital else words
         yield Sequences.of(_ids(tokenizer, spelled)), share * START_SHARE
         # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
-        after = _ids(tokenizer, [f"{BEFORE} {word}" for word in spelled])
-        bare = [one[len(before) :] if one[: len(before)] == before else one for one in after]
-        yield Sequences.of(bare), share * (1 - START_SHARE)
+        in_context = _ids(tokenizer, [f"{CONTEXT_WORD} {word}" for word in spelled])
+        tokens = [one[len(context) :] if one[: len(context)] == context else one for one in in_context]
+        yield Sequences.of(tokens), share * (1 - START_SHARE)
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     batch = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)
-    found: list[list[int]] = batch["input_ids"]
-    return found
+    result: list[list[int]] = batch["input_ids"]
+    return result

@@ -32,7 +32,7 @@ MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there l
 TICKS = "'\u2019"
 ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
 CONTRACTIONS = frozenset(("n't", *ENDINGS))
-ODD = {"can't": "can", "won't": "will", "shan't": "shall"}
+ODD_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
 _SUBJECTS = """
 i you he she it we they that there here this who what where how let
 """
@@ -60,12 +60,12 @@ def pattern(contractions: bool) -> re.Pattern[str]:
 
     With `contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
     """
-    inside = f"[^{between()}]"
+    letter = f"[^{between()}]"
     if not contractions:
-        return re.compile(f"({inside}+)")
-    end, tick = f"(?!{inside})", "['\u2019]"
-    parts = (f"{inside}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={inside}){tick}(?:s|re|ve|ll|d|m){end}")
-    return re.compile(f"({'|'.join(parts)}|{inside}+)", re.IGNORECASE)
+        return re.compile(f"({letter}+)")
+    end, tick = f"(?!{letter})", "['\u2019]"
+    parts = (f"{letter}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={letter}){tick}(?:s|re|ve|ll|d|m){end}")
+    return re.compile(f"({'|'.join(parts)}|{letter}+)", re.IGNORECASE)
 
 
 def is_word(text: str) -> bool:
@@ -75,12 +75,12 @@ def is_word(text: str) -> bool:
 @cache
 def whole_pattern() -> re.Pattern[str]:
     """Returns a pattern whose `split` gives what is between words at even places and words at odd ones."""
-    inside = f"[^{between()}]"
+    letter = f"[^{between()}]"
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
-    named = f"(?<=[@#])(?:{inside}|_)+"
-    word = f"{inside}+(?:[{TICKS}]{inside}+)*"
-    return re.compile(f"({address}|{mail}|{named}|{word})", re.IGNORECASE)
+    handle = f"(?<=[@#])(?:{letter}|_)+"
+    word = f"{letter}+(?:[{TICKS}]{letter}+)*"
+    return re.compile(f"({address}|{mail}|{handle}|{word})", re.IGNORECASE)
 
 
 def is_whole_word(text: str) -> bool:
@@ -110,9 +110,16 @@ def spellings(word: str) -> Iterable[str]:
 def stem(word: str) -> str | None:
     """Returns the word before a contraction's ending, in lower case: "do" for "don't". None: it has no such ending."""
     small = word.lower().replace("\u2019", "'")
-    if small in ODD:
-        return ODD[small]
-    return next((small.removesuffix(one) for one in CONTRACTIONS if small.endswith(one) and small != one), None)
+    if small in ODD_STEMS:
+        return ODD_STEMS[small]
+    return next(
+        (
+            small.removesuffix(contraction)
+            for contraction in CONTRACTIONS
+            if small.endswith(contraction) and small != contraction
+        ),
+        None,
+    )
 
 
 class Lookup(dict[str, int]):

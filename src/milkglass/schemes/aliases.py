@@ -48,9 +48,9 @@ class Slots:
     @classmethod
     def of(cls, n: int, aliases_per_token: int = 1, single: Sequence[int] = ()) -> Slots:
         """Returns the slots. `single` are ids with only one place, whatever `aliases_per_token` is."""
-        tokens, several = np.arange(n), np.setdiff1d(np.arange(n), np.asarray(single, np.int64))
-        origin = np.concatenate([tokens, *[several] * (aliases_per_token - 1)])
-        alias = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, aliases_per_token), len(several))])
+        tokens, with_aliases = np.arange(n), np.setdiff1d(np.arange(n), np.asarray(single, np.int64))
+        origin = np.concatenate([tokens, *[with_aliases] * (aliases_per_token - 1)])
+        alias = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, aliases_per_token), len(with_aliases))])
         return cls(origin.astype(np.int64), alias.astype(np.int64), aliases_per_token)
 
     @property
@@ -60,24 +60,29 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Aliased:
-    """A mixture of n rows for each alias. The rows of the result are numbered by slots."""
+class AliasedMixture:
+    """One mixture of n rows for each alias, as a single row map.
 
-    parts: tuple[RowMap, ...]
+    Attributes:
+        mixtures: one for each alias, in order.
+        slots: the token and the alias of each row of the result.
+    """
+
+    mixtures: tuple[RowMap, ...]
     slots: Slots
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Returns (r, ...) the rows of the new table for these r slots."""
+        """Returns (s, ...) the rows of the new table for these s slots."""
         import torch
 
         result = table.new_empty((len(rows), *table.shape[1:]))
         origin, alias = self.slots.origin[rows], self.slots.alias[rows]
-        for number, part in enumerate(self.parts):
-            where = np.flatnonzero(alias == number)
-            if len(where):
-                result[torch.from_numpy(where)] = part.apply(table, origin[where])
+        for number, mixture in enumerate(self.mixtures):
+            positions = np.flatnonzero(alias == number)
+            if len(positions):
+                result[torch.from_numpy(positions)] = mixture.apply(table, origin[positions])
         return result
 
     def promise(self, k: int) -> Promise:
         """Returns the promise of the first alias's mixture, which counts tokens, with the number of aliases."""
-        return replace(self.parts[0].promise(k), aliases=self.slots.aliases_per_token)
+        return replace(self.mixtures[0].promise(k), aliases=self.slots.aliases_per_token)

@@ -58,13 +58,13 @@ class Bands:
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")
-        parts = [order[classes[order] == one] for one in np.unique(classes)[::-1]]
-        joined: list[Ids] = []
+        parts = [order[classes[order] == band] for band in np.unique(classes)[::-1]]
+        bands: list[Ids] = []
         for part in parts:
-            if joined and len(joined[-1]) < MIN_CLUSTERS_A_BAND * k:
-                joined[-1] = np.concatenate([joined[-1], part])
+            if bands and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
+                bands[-1] = np.concatenate([bands[-1], part])
             elif len(part):
-                joined.append(part)
-        if len(joined) > 1 and len(joined[-1]) < MIN_CLUSTERS_A_BAND * k:
-            joined[-2:] = [np.concatenate(joined[-2:])]
-        return joined
+                bands.append(part)
+        if len(bands) > 1 and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
+            bands[-2:] = [np.concatenate(bands[-2:])]
+        return bands

@@ -43,7 +43,7 @@ from milkglass.schemes.symbols.kmeans import KMeans
 from milkglass.schemes.symbols.learnt import Learnt
 from milkglass.schemes.symbols.symbol_map import HINT, MergedRows, SymbolMap
 
-UNSEEN = 0.3  # occurrences that a token which was never counted is taken to have
+UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken to have
 
 
 @dataclass(frozen=True)
@@ -118,31 +118,31 @@ class Coarse(Scheme):
         return self.map
 
     def require_tokens(self, tokens: int, special: int) -> None:
-        left = tokens - special - self.function_words
-        if left < 2 * self.symbols:
+        remaining = tokens - special - self.function_words
+        if remaining < 2 * self.symbols:
             raise UsageError(
-                f"{left} tokens are left for {self.symbols} symbols; at least twice as many are needed",
-                f"give at most {max(0, left // 2)} as --symbols, or fewer --function-words",
+                f"{remaining} tokens are left for {self.symbols} symbols; at least twice as many are needed",
+                f"give at most {max(0, remaining // 2)} as --symbols, or fewer --function-words",
             )
 
     def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
         """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens."""
-        alone = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
-        common = np.argsort(-counts, kind="stable")
-        common = common[~np.isin(common, alone)][: self.function_words]
-        return np.union1d(alone, common).astype(np.int64)
+        exempt_ids = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
+        by_frequency = np.argsort(-counts, kind="stable")
+        by_frequency = by_frequency[~np.isin(by_frequency, exempt_ids)][: self.function_words]
+        return np.union1d(exempt_ids, by_frequency).astype(np.int64)
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
-        alone = self.exempt(evidence.counts, evidence.special, evidence.pinned)
-        tokens = np.setdiff1d(np.arange(n), alone)
+        exempt = self.exempt(evidence.counts, evidence.special, evidence.pinned)
+        tokens = np.setdiff1d(np.arange(n), exempt)
         mass = mass_of(evidence.counts)[tokens]
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
         numbers = np.empty(n, np.int64)
         numbers[tokens] = diversity.joined(clusters, mass, self.limits)
         self._require_company(numbers[tokens])
-        numbers[alone] = int(numbers[tokens].max()) + 1 + np.arange(len(alone))
+        numbers[exempt] = int(numbers[tokens].max()) + 1 + np.arange(len(exempt))
         return replace(self, map=SymbolMap.of(_with_pinned(numbers, evidence.pinned), evidence.weights))
 
     def _require_company(self, numbers: Ids) -> None:
@@ -167,7 +167,7 @@ class Coarse(Scheme):
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Returns (n,) the assumed frequency of each token, above 0."""
-    return counts.astype(np.float64) + UNSEEN
+    return counts.astype(np.float64) + UNSEEN_COUNT
 
 
 def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
@@ -179,6 +179,6 @@ def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
                 f"token {token} must keep its number, and there are {int(result.max()) + 1} symbols",
                 "give more --symbols",
             )
-        own, holders = int(result[token]), result == token
-        result[holders], result[token] = own, token
+        symbol, holders = int(result[token]), result == token
+        result[holders], result[token] = symbol, token
     return result

@@ -166,8 +166,8 @@ class Pairs:
         sizes = 1 / self.scales if inverse else self.scales
         cosine, sine = torch.diag(self.angles.cos() * sizes), torch.diag(self.angles.sin() * sizes)
         turned = torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])
-        places = torch.from_numpy(self.order)
-        return turned[:, torch.cat([places, places + len(places)])]
+        order = torch.from_numpy(self.order)
+        return turned[:, torch.cat([order, order + len(order)])]
 
 
 class LayerKeys:
@@ -186,10 +186,10 @@ class LayerKeys:
     ) -> None:
         """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
         self.matrices: dict[Part, Tensor] = {
-            "queries": torch.stack([one.matrix() for one in pairs]),
-            "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
+            "queries": torch.stack([pair.matrix() for pair in pairs]),
+            "keys": torch.stack([pair.matrix(inverse=True) for pair in pairs]),
             "values": torch.stack(mixing),
-            "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
+            "output": torch.stack([torch.linalg.inv(matrix) for matrix in mixing]),
         }
         group = shape.heads // shape.key_heads
         self.query_order = np.stack([draws.order(group) for _ in range(shape.key_heads)])
@@ -203,7 +203,7 @@ class LayerKeys:
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
         turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
-        return self._permuted(turned, part == "queries").reshape(matrix.shape)
+        return self._permute(turned, part == "queries").reshape(matrix.shape)
 
     def columns(self, part: Part, matrix: Tensor) -> Tensor:
         """Returns the new value of a weight (d, g), fp64, that writes to the stream."""
@@ -212,12 +212,12 @@ class LayerKeys:
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.T.reshape(keys, -1, e, len(matrix))
         turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
-        return self._permuted(turned, True).reshape(matrix.T.shape).T
+        return self._permute(turned, True).reshape(matrix.T.shape).T
 
-    def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
+    def _permute(self, heads: Tensor, grouped: bool) -> Tensor:
         """Permutes (key_heads, group, ...): heads inside each group, then groups."""
         if grouped:
-            heads = torch.stack([one[torch.from_numpy(self.query_order[k])] for k, one in enumerate(heads)])
+            heads = torch.stack([head[torch.from_numpy(self.query_order[k])] for k, head in enumerate(heads)])
         return heads[torch.from_numpy(self.key_order)]
 
 

@@ -60,11 +60,11 @@ class Mixture:
         indptr = np.concatenate([[0], np.cumsum(np.maximum(sizes, 1))])
         members = np.empty(indptr[-1], np.int64)
         flat = np.empty(indptr[-1], np.float32)
-        alone = np.flatnonzero(sizes == 0)
-        members[indptr[alone]], flat[indptr[alone]] = alone, 1
+        unclustered = np.flatnonzero(sizes == 0)
+        members[indptr[unclustered]], flat[indptr[unclustered]] = unclustered, 1
         for cluster, block in zip(clusters, weights, strict=True):
-            places = indptr[cluster][:, None] + np.arange(len(cluster))
-            members[places], flat[places] = cluster[None, :], block
+            positions = indptr[cluster][:, None] + np.arange(len(cluster))
+            members[positions], flat[positions] = cluster[None, :], block
         return cls(indptr, members, flat, sizes)
 
     @classmethod
@@ -80,29 +80,29 @@ class Mixture:
         import torch  # not for the commands that open a key and no table
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
-        most = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
+        limit = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
         result = table.new_empty((len(rows), *table.shape[1:]))
-        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1):
-            long = counts[block] > most  # a row of a symbol that stands for half of the vocabulary
-            for some in (block[~long], *np.split(block[long], range(1, int(long.sum())))):
-                if len(some):
-                    result[torch.from_numpy(some)] = self._mixed(table, rows[some], most)
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // limit)) + 1):
+            is_long = counts[block] > limit  # a row of a symbol that stands for half of the vocabulary
+            for part_rows in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
+                if len(part_rows):
+                    result[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
         return result
 
-    def _mixed(self, table: torch.Tensor, rows: Ids, most: int) -> torch.Tensor:
+    def _mix(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
         """Returns one row, or several that mix few rows.
 
-        A row that mixes more than `most` rows is summed in parts, each starting from the sum before, so that the sum is
+        A row that mixes more than `limit` rows is summed in parts, each starting from the sum before, so that it is
         the same to the last bit.
         """
         counts = self.indptr[rows + 1] - self.indptr[rows]
-        places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        places += np.arange(len(places))
+        positions = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        positions += np.arange(len(positions))
         if len(rows) > 1:
-            return _sums(table, self.members[places], self.weights[places], counts, None).to(table.dtype)
+            return _sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
         result = None
-        for start in range(0, len(places), most):
-            part = places[start : start + most]
+        for start in range(0, len(positions), limit):
+            part = positions[start : start + limit]
             result = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), result)
         assert result is not None
         return result.to(table.dtype)
@@ -111,8 +111,8 @@ class Mixture:
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
         """Returns a mixture in which every row of a cluster is the mean of its members."""
         sizes = [len(cluster) for cluster in clusters]
-        same = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
-        return replace(same, shared=True)
+        uniform = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
+        return replace(uniform, shared=True)
 
     def promise(self, k: int) -> Promise:
         clustered = self.sizes[self.sizes > 0]
@@ -130,21 +130,21 @@ class Mixture:
 
 
 def _sums(
-    table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, before: torch.Tensor | None
+    table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, previous: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each, each added to `before`."""
+    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each, each added to `previous`."""
     import torch
 
     local = members
-    if before is None and table.dtype == torch.float32 and table.dim() == 2:
+    if previous is None and table.dtype == torch.float32 and table.dim() == 2:
         vectors = table
     else:
-        used, local = np.unique(members, return_inverse=True)
-        vectors = torch.empty(len(used) + (before is not None), table[0].numel())
-        vectors[: len(used)] = table[torch.from_numpy(used)].reshape(len(used), -1)
-    if before is not None:
-        vectors[-1] = before.flatten()
-        local, weights = np.append(len(used), local), np.append(np.float32(1), weights)
+        used_ids, local = np.unique(members, return_inverse=True)
+        vectors = torch.empty(len(used_ids) + (previous is not None), table[0].numel())
+        vectors[: len(used_ids)] = table[torch.from_numpy(used_ids)].reshape(len(used_ids), -1)
+    if previous is not None:
+        vectors[-1] = previous.flatten()
+        local, weights = np.append(len(used_ids), local), np.append(np.float32(1), weights)
         counts = counts + 1
     mixed = torch.nn.functional.embedding_bag(
         torch.from_numpy(local),

@@ -23,7 +23,7 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress
-from milkglass.schemes.aliases import Aliased, Slots
+from milkglass.schemes.aliases import AliasedMixture, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth, zero_rows
 from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
@@ -123,7 +123,7 @@ class ObfusLM(Scheme):
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
             for label in noise_labels(self.copies)
         ]
-        return parts[0] if self.copies == 1 else Aliased(tuple(parts), slots)
+        return parts[0] if self.copies == 1 else AliasedMixture(tuple(parts), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """Returns EmbedCluster over the tokens that take part."""
@@ -149,13 +149,13 @@ class ObfusLM(Scheme):
 
     def require_candidates(self, tokens: int) -> None:
         """Raises UsageError if so few tokens take part that no cluster can have k."""
-        allowed = reach(tokens, self.beta)
-        if self.bands is None and allowed < self.k:
-            fits = np.floor(1000 * (tokens - self.k) / max(1, tokens - 1)) / 1000  # a beta, where any does
-            lower = f", or a beta of {fits:g} or less (--set beta={fits:g})" if fits >= 0 else ""
+        max_reach = reach(tokens, self.beta)
+        if self.bands is None and max_reach < self.k:
+            suitable = np.floor(1000 * (tokens - self.k) / max(1, tokens - 1)) / 1000  # a beta, where any does
+            lower = f", or a beta of {suitable:g} or less (--set beta={suitable:g})" if suitable >= 0 else ""
             raise UsageError(
-                f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
-                f"take --k {allowed} or less{lower}",
+                f"{tokens} tokens at beta = {self.beta} leave {max_reach} candidates for clusters of {self.k}",
+                f"take --k {max_reach} or less{lower}",
             )
 
 

@@ -38,7 +38,7 @@ from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_s
 from milkglass.schemes.mixture import Ids, Mixture
 
 Form = Literal["paper", "symmetrise", "exact"]
-CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
+MAX_CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Plus:
             sigma: (d,) the new place of each dimension.
         """
         d = len(columns)
-        allowed = reach(d, self.beta)
-        if allowed < self.k:
+        max_reach = reach(d, self.beta)
+        if max_reach < self.k:
             raise UsageError(
-                f"{d} dimensions at plus-beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
+                f"{d} dimensions at plus-beta = {self.beta} leave {max_reach} candidates for clusters of {self.k}",
                 "lower plus-beta or plus-k",
             )
         clusters = embed_cluster(columns, order, self.k, self.beta, progress)
@@ -112,13 +112,13 @@ class Turn:
         if form == "symmetrise":
             w = (w + w.T) / 2
         condition = float(torch.linalg.cond(w))
-        place = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
-        tables = w[:, place]
+        source = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
+        tables = w[:, source]
         if form != "exact":
-            return cls(tables.float(), tables.float(), w[place].float(), condition)
-        if not condition < CONDITION:
+            return cls(tables.float(), tables.float(), w[source].float(), condition)
+        if not condition < MAX_CONDITION:
             raise UsageError(
-                f"W* has a condition number of {condition:.1e}, above {CONDITION:.0e}: its inverse would be noise",
+                f"W* has a condition number of {condition:.1e}, above {MAX_CONDITION:.0e}: its inverse would be noise",
                 "raise plus-epsilon, lower plus-k, or use the paper's form",
             )
         return cls(tables.float(), torch.linalg.inv(tables).T.float(), tables.T.float(), condition)

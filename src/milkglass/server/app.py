@@ -39,7 +39,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: body_rule(settings, scope),
-        held=settings.max_held,
+        most_held=settings.max_held,
         limits=settings.connections,
     )
     app.state.token = token

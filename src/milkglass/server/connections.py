@@ -34,6 +34,8 @@ NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Phase(enum.Enum):
+    """What a connection is doing, which decides how long it may take."""
+
     HEAD = "waiting for a request's headers"
     BODY = "waiting for the rest of a request's body"
     WORK = "answering"
@@ -68,7 +70,7 @@ class ServerConnection(H11Protocol):
     @property
     def idle(self) -> bool:
         """Returns whether closing the connection would lose no work: no request is in progress."""
-        return self._current() in (Phase.HEAD, Phase.LINGER)
+        return self._current_phase() in (Phase.HEAD, Phase.LINGER)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
@@ -134,31 +136,31 @@ class ServerConnection(H11Protocol):
         return late
 
     def _late(self, now: float) -> str | None:
-        phase = self._current()
+        phase = self._current_phase()
         if phase is not self._phase:
             self._phase, self._since, self._mark = phase, now, self._received
         if self._is_unread(now):
             return "an answer was not read"
-        waited = now - self._since
-        if phase is Phase.HEAD and waited > self._limits.head:
+        seconds = now - self._since
+        if phase is Phase.HEAD and seconds > self._limits.head:
             return "no request came"
-        if phase is Phase.LINGER and waited > self._limits.linger:
+        if phase is Phase.LINGER and seconds > self._limits.linger:
             return "a refused request did not end"
         if phase is Phase.BODY and self._is_stalled(now):
             return "a request's body stopped coming"
         return None
 
-    def _current(self) -> Phase:
+    def _current_phase(self) -> Phase:
         if self.transport is None or self.transport.is_closing():
             return Phase.CLOSING
         if self._upgraded:
             return Phase.STREAM
         if self.conn.their_state is h11.IDLE:
             return Phase.HEAD
-        answered = self.cycle is None or self.cycle.response_complete
+        is_answered = self.cycle is None or self.cycle.response_complete
         if self.conn.their_state is h11.SEND_BODY:
-            return Phase.LINGER if answered else Phase.BODY
-        return Phase.CLOSING if answered else Phase.WORK
+            return Phase.LINGER if is_answered else Phase.BODY
+        return Phase.CLOSING if is_answered else Phase.WORK
 
     def _is_stalled(self, now: float) -> bool:
         """Returns whether the body arrives too slowly. Time in which the server does not read is not counted."""
@@ -176,18 +178,18 @@ class ServerConnection(H11Protocol):
 
         It is not asked while the application may add more.
         """
-        waiting = self.transport.get_write_buffer_size()
-        more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
-        if not waiting or (more and not self.flow.write_paused):
+        unsent = self.transport.get_write_buffer_size()
+        has_more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
+        if not unsent or (has_more and not self.flow.write_paused):
             self._unread = None
             return False
-        waiting += self._in_kernel()
-        if self._unread is None or waiting > self._unread:
-            self._unread, self._unread_since = waiting, now
+        unsent += self._in_kernel()
+        if self._unread is None or unsent > self._unread:
+            self._unread, self._unread_since = unsent, now
         if now - self._unread_since < self._limits.window:
             return False
-        late = self._unread - waiting < self._limits.send_rate * (now - self._unread_since)
-        self._unread, self._unread_since = waiting, now
+        late = self._unread - unsent < self._limits.send_rate * (now - self._unread_since)
+        self._unread, self._unread_since = unsent, now
         return late
 
     def _in_kernel(self) -> int:
@@ -298,9 +300,9 @@ class Acceptor:
     def _close_oldest(self, address: str | None) -> bool:
         """Closes the oldest idle connection of an address. None: of the address with the most connections."""
         for peer in [name for name, _ in self._of.most_common()] if address is None else [address]:
-            if (gone := self._oldest(peer)) is not None:
-                self._forget(gone)
-                gone.close()
+            if (oldest := self._oldest(peer)) is not None:
+                self._forget(oldest)
+                oldest.close()
                 return True
         return False
 
@@ -309,13 +311,13 @@ class Acceptor:
 
         In a flood that one is among the first, so that a new connection does not cost a search of all.
         """
-        answered = None
+        oldest = None
         for client in self._connections:
             if client.address == address and client.idle:
                 if not client.answered:
                     return client
-                answered = answered or client
-        return answered
+                oldest = oldest or client
+        return oldest
 
     def _forget(self, client: ClientConnection) -> None:
         if self._connections.pop(client, self) is self:

@@ -20,11 +20,13 @@ from milkglass.server.storage.store import Store
 from milkglass.server.storage.uploads import Uploads
 
 T = TypeVar("T")
-SLOW = 8  # requests that read whole files or models at a time; others wait without a thread
+MAX_SLOW_REQUESTS = 8  # requests that read whole files or models at a time; others wait without a thread
 
 
 @dataclass(frozen=True)
 class Context:
+    """What all routes share."""
+
     settings: ServerSettings
     home: DataDir
     store: Store
@@ -34,7 +36,7 @@ class Context:
     loader: ModelCache
     recording: Recording
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
-    _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, SLOW))
+    _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_SLOW_REQUESTS))
 
     async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs `work` in one of a few threads, so that quick requests always find a free one."""

@@ -16,22 +16,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
-BURST = 500  # lines of one kind that are logged at once
-RATE = 10.0  # further lines of one kind each second
-KINDS = 1000  # kinds that are counted separately; all others count as one
-LONGEST = 2000  # characters of a line
+BURST_LINES = 500  # lines of one kind that are logged at once
+LINES_PER_SECOND = 10.0  # further lines of one kind each second
+MAX_KINDS = 1000  # kinds that are counted separately; all others count as one
+MAX_LINE_LETTERS = 2000  # characters of a line
 
 
 def place_of(error: BaseException) -> str:
     """Returns the kind of an error and where it was raised, without its message, which may quote ids."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
-    return f"{type(error).__name__} at {where}"
+    place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}"
 
 
 @dataclass
 class _Bucket:
-    left: float = BURST
+    left: float = BURST_LINES
     at: float = field(default=0.0)
     dropped: int = 0
 
@@ -55,7 +55,7 @@ class Throttle(logging.Filter):
         with self._lock:
             bucket = self._bucket(record)
             now = self._clock()
-            bucket.left = min(BURST, bucket.left + (now - bucket.at) * RATE)
+            bucket.left = min(BURST_LINES, bucket.left + (now - bucket.at) * LINES_PER_SECOND)
             bucket.at = now
             if bucket.left < 1:
                 bucket.dropped += 1
@@ -66,8 +66,8 @@ class Throttle(logging.Filter):
         return True
 
     def _bucket(self, record: logging.LogRecord) -> _Bucket:
-        key = (record.name, record.levelno, str(record.msg)[:LONGEST])
-        if key not in self._buckets and len(self._buckets) >= KINDS:
+        key = (record.name, record.levelno, str(record.msg)[:MAX_LINE_LETTERS])
+        if key not in self._buckets and len(self._buckets) >= MAX_KINDS:
             key = ("", 0, "")
         return self._buckets.setdefault(key, _Bucket(at=self._clock()))
 
@@ -80,7 +80,7 @@ def _shorten(record: logging.LogRecord, dropped: int) -> None:
     if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
         text = f"{text.splitlines()[0] if text else 'error'} {place_of(record.exc_info[1])}"
         record.exc_info = record.exc_text = None
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    text = text if len(text) <= MAX_LINE_LETTERS else f"{text[:MAX_LINE_LETTERS]} ..."
     record.msg = f"{text} ({dropped} more lines of this kind were left out)" if dropped else text
     record.args = None
 

@@ -27,10 +27,10 @@ from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
-PASSPHRASE = "MILKGLASS_PASSPHRASE"  # the client's variable
-DRAIN = 5  # seconds that open requests get when the server stops
+PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"  # the client's variable
+DRAIN_SECONDS = 5  # seconds that open requests get when the server stops
 OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
-FAILED = 3  # exit code where the application does not start
+FAILED_EXIT_CODE = 3  # exit code where the application does not start
 
 
 class Listening(Protocol):
@@ -70,7 +70,7 @@ class WebServer(uvicorn.Server):
                 ws_max_size=largest_message,
                 ws_per_message_deflate=False,  # a small message must not become a large one
                 server_header=False,
-                timeout_graceful_shutdown=DRAIN,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
                 ssl_certfile=settings.tls_certificate,
                 ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
             )
@@ -82,7 +82,7 @@ class WebServer(uvicorn.Server):
         assert sockets is not None and len(sockets) == 1
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            sys.exit(FAILED)
+            sys.exit(FAILED_EXIT_CODE)
         acceptor = Acceptor(sockets[0], self._connection, self.limits, self.config.ssl)
         acceptor.start()
         self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
@@ -99,7 +99,7 @@ class WebServer(uvicorn.Server):
             for task in self.server_state.tasks:
                 task.cancel()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.lifespan.shutdown(), DRAIN)
+                await asyncio.wait_for(self.lifespan.shutdown(), DRAIN_SECONDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_stop()
@@ -110,19 +110,21 @@ class WebServer(uvicorn.Server):
 def raise_open_files() -> int:
     """Raises this process's limit of open files as far as the system allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    expected = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= expected:
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (expected, hard))
-    return expected
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 def prepare() -> None:
     """Prepares this process for a server: no passphrase (else UsageError), no downloads, a log on stderr."""
-    if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
+    if os.environ.get(
+        PASSPHRASE_VARIABLE
+    ):  # taking it out would not help: the kernel shows what a process was started with
         raise UsageError(
-            f"{PASSPHRASE} is set, and the server must not hold a passphrase",
-            f"env -u {PASSPHRASE} milkglass serve ...",
+            f"{PASSPHRASE_VARIABLE} is set, and the server must not hold a passphrase",
+            f"env -u {PASSPHRASE_VARIABLE} milkglass serve ...",
         )
     os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -171,9 +173,9 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else "no such address"
+        reason = os.strerror(error.errno) if error.errno else "no such address"
         raise UsageError(
-            f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
+            f"cannot listen on {settings.host} port {settings.port}: {reason.lower()}", "choose another port; 0 is any"
         ) from error
 
 

@@ -186,16 +186,16 @@ def free_bytes(home: Path, quota: int | None) -> int:
 
 def taken(*paths: Path) -> int:
     """Returns the bytes on the disk of files and of all files in folders, each hard-linked file once."""
-    seen: dict[tuple[int, int], int] = {}
-    inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
-    for path in (*paths, *inside):
+    size_of: dict[tuple[int, int], int] = {}
+    paths_inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
+    for path in (*paths, *paths_inside):
         try:
             status = path.lstat()
         except FileNotFoundError:
             continue  # removed at this moment
         if stat.S_ISREG(status.st_mode):
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
+            size_of[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(size_of.values())
 
 
 class DataDir:
@@ -253,13 +253,13 @@ class DataDir:
             ) from None
         return file
 
-    def token(self, given: str | None) -> str:
+    def token(self, requested: str | None) -> str:
         """Returns the given token, or the stored one, or a new one that is stored with mode 0600.
 
         Without a given token it calls `claim` first, and raises what that raises.
         """
-        if given is not None:
-            return given
+        if requested is not None:
+            return requested
         self.claim()
         path = self.root / "token"
         if path.is_file():
@@ -270,6 +270,6 @@ class DataDir:
             if len(stored) < 16:
                 raise UsageError("the stored token is empty or too short", f"remove {path}; a new one is made")
             return stored
-        fresh = secrets.token_urlsafe(32)
-        files.write(path, fresh + "\n")
-        return fresh
+        token = secrets.token_urlsafe(32)
+        files.write(path, token + "\n")
+        return token

@@ -37,7 +37,7 @@ Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
 RESERVE, COMPLETE, SHORT = "reserve", "complete", "trained"
-LATER = ("early_stopping",)
+LATER_SETTINGS = ("early_stopping",)
 ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
@@ -46,7 +46,7 @@ ATTACHED = "attached"  # argument of a worker that must not outlive the process 
 INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
 IGNORED = -100  # the label that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
-GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
+GENERATION_DEFAULTS = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
 
 class Hyperparameters(BaseModel):
@@ -90,12 +90,12 @@ class Hyperparameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_task(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("task") == "causal-lm":
-            return {**GENERATION, **given}
-        if isinstance(given, dict) and given.get("task") == "regression":
-            return {"num_labels": 1, **given}
-        return given
+    def _by_task(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("task") == "causal-lm":
+            return {**GENERATION_DEFAULTS, **values}
+        if isinstance(values, dict) and values.get("task") == "regression":
+            return {"num_labels": 1, **values}
+        return values
 
     @field_validator("num_labels")
     @classmethod
@@ -115,7 +115,7 @@ class Hyperparameters(BaseModel):
     def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out later settings that are off, so that an older training keeps its document."""
         result: dict[str, Any] = fields(self)
-        return {name: value for name, value in result.items() if name not in LATER or value is not None}
+        return {name: value for name, value in result.items() if name not in LATER_SETTINGS or value is not None}
 
     def fitted(self, layers: int | None) -> Hyperparameters:
         """Returns the hyperparameters for a model of so many layers. None: the number is not known.
@@ -123,15 +123,15 @@ class Hyperparameters(BaseModel):
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
         UsageError if they were set to such values.
         """
-        over = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
-        if over <= 0 or self.chosen_method != "lora":
+        excess = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
+        if excess <= 0 or self.chosen_method != "lora":
             return self
         lower: dict[str, int] = {}
         for name in ("full_first", "full_last"):
             if name not in self.model_fields_set:
-                lower[name] = max(0, getattr(self, name) - over)
-                over -= getattr(self, name) - lower[name]
-        if over > 0:
+                lower[name] = max(0, getattr(self, name) - excess)
+                excess -= getattr(self, name) - lower[name]
+        if excess > 0:
             raise UsageError(
                 f"{self.full_first} first and {self.full_last} last layers in full leave none of {layers} to adapt",
                 'lower full_first or full_last, or use method "full"',
@@ -169,6 +169,8 @@ class Event(BaseModel):
 
 
 class Status(BaseModel):
+    """How a worker's run ended."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
     state: Literal["succeeded", "failed", "cancelled"]
@@ -178,12 +180,12 @@ class Status(BaseModel):
     metrics: dict[str, float] = {}
 
 
-LORA = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
+LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
 def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
     """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
-    settings = [name for name in LORA if name in chosen.model_fields_set]
+    settings = [name for name in LORA_SETTINGS if name in chosen.model_fields_set]
     if settings and chosen.chosen_method != "lora":
         raise UsageError(
             f"{called(settings[0])} is for the method lora, and all weights are trained",
@@ -207,8 +209,8 @@ def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str
         first = error.errors()[0]
         name, value = str(first["loc"][0]), first["input"]
         if first["type"] == "extra_forbidden":
-            known = ", ".join(Hyperparameters.model_fields)
-            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
+            names = ", ".join(Hyperparameters.model_fields)
+            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {names}") from None
         shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
         raise UsageError(f"{called(name)} is {shown}, {needed(first)}", "leave it out for the default") from None
 

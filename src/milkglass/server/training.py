@@ -37,9 +37,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import resumed_from, step_of
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, shown
 from milkglass.server.jobs.trainer import (
-    BEST,
+    DECIDING_METRIC,
     MEASURES,
     CheckpointTrainer,
     Reporter,
@@ -105,7 +105,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
         save_strategy="epoch" if chosen.early_stopping else "steps",
         load_best_model_at_end=chosen.early_stopping is not None,
-        metric_for_best_model=BEST[chosen.task],
+        metric_for_best_model=DECIDING_METRIC[chosen.task],
         greater_is_better=chosen.task != "causal-lm",
         prediction_loss_only=chosen.task == "causal-lm",
         train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",
@@ -163,15 +163,15 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
 
 
-def shape_of(model: Path) -> Shape:
+def shape_of(model: Path) -> ModelSizes:
     """Returns the sizes of a model folder. Raises BadUpload if it cannot be read."""
     try:
-        return Shape.of(Checkpoint.open(model))
+        return ModelSizes.of(Checkpoint.open(model))
     except ModelError as error:  # its own message names a folder of the server
         raise BadUpload("the model's files cannot be read", "upload the whole model again") from error
 
 
-def reserved(job: Path, spec: JobSpec, shape: Shape) -> Reserve:
+def reserved(job: Path, spec: JobSpec, shape: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     chosen = spec.hyperparameters.fitted(len(shape.layers))
 

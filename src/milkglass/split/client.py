@@ -153,7 +153,7 @@ class Wire:
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns (texts, outputs). After a lost answer the same bytes are sent again: nothing is drawn anew."""
-        result = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
+        result = self._connection.json("POST", PATH, retry=True, content=frame, headers=HEADERS)
         return _logits(result.get("logits"))
 
 

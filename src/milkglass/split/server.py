@@ -99,7 +99,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
-        held=HELD_BODIES * most,
+        most_held=HELD_BODIES * most,
         limits=Limits(),
     )
     return app

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.accounting import upward
-from milkglass.noise.selection import UNIT
+from milkglass.noise.selection import BEST_WEIGHT
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
@@ -37,8 +37,8 @@ class RandomResponse(Sanitizer):
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         m, t = len(self.vectors), len(places)
-        others = (m - 1) * math.ceil(UNIT * math.exp(-self.epsilon))  # whole numbers: the odds hold exactly
-        keeps = stream.integers(UNIT + others, t) < UNIT
+        others = (m - 1) * math.ceil(BEST_WEIGHT * math.exp(-self.epsilon))  # whole numbers: the odds hold exactly
+        keeps = stream.integers(BEST_WEIGHT + others, t) < BEST_WEIGHT
         other = (places + 1 + stream.integers(m - 1, t)) % m
         return np.where(places == UNKNOWN, stream.integers(m, t), np.where(keeps, places, other))
 

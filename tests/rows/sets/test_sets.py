@@ -224,7 +224,7 @@ def test_rows_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
 def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.rows.tables.BLOCK", block)
+    monkeypatch.setattr("milkglass.rows.tables.BLOCK_LETTERS", block)
     put(tmp_path, "sentences.json", ' [ "a, b]" , "\\u00e9\\n\\"", "c" ]\n')
     assert [one.text for one in load("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
     put(tmp_path, "sentences.json", '["a", "b"')

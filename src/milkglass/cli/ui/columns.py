@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
-COMMONEST, RAREST = 6, 3  # classes that are shown if there are more
-WIDEST = 40  # characters of a class's name
+COMMONEST_SHOWN, RAREST_SHOWN = 6, 3  # classes that are shown if there are more
+MAX_CLASS_LETTERS = 40  # characters of a class's name
 ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
 Delimiter = Annotated[
     str | None,
@@ -116,20 +116,20 @@ def _read(file: DataFile, labels: bool = False) -> DataFile:
     return file
 
 
-def _say(file: DataFile, found: Summary, labels: bool) -> None:
+def _say(file: DataFile, summary: Summary, labels: bool) -> None:
     say_read(file, labels)
-    say_skipped(file.name, found.blank, found.empty)
+    say_skipped(file.name, summary.blank, summary.empty)
 
 
-def classes_found(found: Summary) -> str:
+def classes_found(summary: Summary) -> str:
     """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1"."""
-    often = sorted(zip(found.labels, found.counts, strict=True), key=lambda one: -one[1])
-    words = [f"{running_text(name)[:WIDEST]} {count:,}" for name, count in often]
-    few = words
-    if len(words) > COMMONEST + RAREST:
-        left = f"and {len(words) - COMMONEST - RAREST:,} more"
-        few = [*words[:COMMONEST], left, f"the rarest: {words[-RAREST]}", *words[1 - RAREST :]]
-    return f"{len(words):,} class{'' if len(words) == 1 else 'es'}: {', '.join(few)}"
+    often = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda one: -one[1])
+    words = [f"{running_text(name)[:MAX_CLASS_LETTERS]} {count:,}" for name, count in often]
+    shown = words
+    if len(words) > COMMONEST_SHOWN + RAREST_SHOWN:
+        middle = f"and {len(words) - COMMONEST_SHOWN - RAREST_SHOWN:,} more"
+        shown = [*words[:COMMONEST_SHOWN], middle, f"the rarest: {words[-RAREST_SHOWN]}", *words[1 - RAREST_SHOWN :]]
+    return f"{len(words):,} class{'' if len(words) == 1 else 'es'}: {', '.join(shown)}"
 
 
 def say_read(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:

@@ -24,7 +24,7 @@ NOT_JUDGED = (
     "`milkglass compare MODEL DATA` estimates it on this machine"
 )
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
-CLASSES = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
+CLASSES_HINT = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -46,40 +46,42 @@ def finish(
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion
 
-    last: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:
         with at_work(as_json, "train"), _board(as_json) as show:
             for event in remote.follow(job_id):
-                last.update(event["data"])
+                latest.update(event["data"])
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
-        _interrupted(remote, job_id, way, None if use is None else use[1])
+        _say_interrupted(remote, job_id, way, None if use is None else use[1])
         raise
     state = remote.result(job_id)
     tuned = str(state["fine_tuned_model"])
     if fetch is not None:
         with bars(as_json) as stage:
             remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
-    kept = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
-    metrics = {name: value for name, value in {**last, **kept}.items() if name in NUMBERS}
-    best = next((one for one in evaluations if one["eval_loss"] == kept.get("eval_loss")), {})
-    found = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
+    kept_metrics = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
+    metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in NUMBERS}
+    best = next(
+        (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
+    )
+    confusion = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
     document = {
         "job": job_id,
         "model": tuned,
         "trained_tokens": state.get("trained_tokens"),
-        "steps": last.get("step"),
+        "steps": latest.get("step"),
         "metrics": metrics,
-        **({} if found is None else {"classes": label_report.document(found)}),
+        **({} if confusion is None else {"classes": label_report.document(confusion)}),
         "fetched": None if fetch is None else str(fetch),
     }
     words = [f"fine-tuned model: {tuned}"]
-    words += [f"  steps: {steps_of(last)}"] if "step" in last else []
+    words += [f"  steps: {steps_of(latest)}"] if "step" in latest else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
-    words += [] if found is None else ["", *label_report.report_lines(found), ""]
-    words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
+    words += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
+    words += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best and not labels else []
     words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
@@ -96,7 +98,7 @@ def steps_of(numbers: Mapping[str, Any]) -> str:
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
-def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
+def _say_interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
     """Asks after Ctrl-C whether the job goes on, and cancels it for a no."""
     if watched():
         try:
@@ -130,13 +132,13 @@ class _Lines:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         numbers = event["data"]
-        last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
+        is_last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
         if numbers.get("step") is not None:
-            if not (last and not self._ended) and time.monotonic() < self._due:
+            if not (is_last and not self._ended) and time.monotonic() < self._due:
                 return
-            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or last
-        left = numbers.get("eta_seconds")
-        note(event["message"] + (f", about {duration(left)} left" if left else ""))
+            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or is_last
+        seconds_left = numbers.get("eta_seconds")
+        note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
 
 
 @contextmanager
@@ -168,10 +170,10 @@ def _bar() -> Iterator[Show]:
             if (step := numbers.get("step")) is None:
                 console.print(event["message"], markup=False, highlight=False)
                 return
-            loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            loss, seconds_left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
             fields: dict[str, Any] = {} if total is None else {"total": total}
             fields |= {} if loss is None else {"loss": f"loss {loss:.4f}"}
-            fields |= {} if left is None else {"end": time.monotonic() + left}
+            fields |= {} if seconds_left is None else {"end": time.monotonic() + seconds_left}
             progress.update(task, completed=step, **fields)
 
         yield show

@@ -91,11 +91,11 @@ def training_settings(words: Sequence[str]) -> dict[str, Any]:
         if not equals or name not in SET_ALONE:
             from milkglass.server.spec import Hyperparameters
 
-            known = {one: Hyperparameters.model_fields[one].default for one in SET_ALONE}
-            listed = ", ".join(f"{one} ({json.dumps(default)})" for one, default in known.items())
+            defaults = {one: Hyperparameters.model_fields[one].default for one in SET_ALONE}
+            listing = ", ".join(f"{one} ({json.dumps(default)})" for one, default in defaults.items())
             raise UsageError(
                 f"{name!r} is no setting of the training" if equals else f"{word!r} sets nothing",
-                f"write NAME=VALUE; NAME is one of (with its default for classification) {listed}",
+                f"write NAME=VALUE; NAME is one of (with its default for classification) {listing}",
             )
         if name in values:
             raise UsageError(f"{name} is set twice", "set it once")
@@ -120,10 +120,10 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
     result = {}
-    for one in fields_of(options):
-        value = getattr(options, one.name)
-        if value != one.default:
-            result[called.get(one.name, f"--{one.name.replace('_', '-')}")] = value
+    for field in fields_of(options):
+        value = getattr(options, field.name)
+        if value != field.default:
+            result[called.get(field.name, f"--{field.name.replace('_', '-')}")] = value
     return result
 
 
@@ -163,10 +163,10 @@ class KeyOptions:
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
-        unlocked, given = opened(self.passphrase_file, lambda word: UnlockedKey.open(key, word))
+        unlocked, passphrase = opened(self.passphrase_file, lambda word: UnlockedKey.open(key, word))
         if reason := unlocked.key.spends_again:
             note(f"warning: {reason}; make it again from the whole key")
-        return unlocked, given
+        return unlocked, passphrase
 
     def __str__(self) -> str:
         words = ["--key", str(self.key)]
@@ -269,22 +269,24 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
     Args:
         required: False if --key and --server may be missing. A missing one is then refused when it is used.
     """
-    own = inspect.signature(command, eval_str=True)
-    kinds = {name: one.annotation for name, one in own.parameters.items()}
+    signature = inspect.signature(command, eval_str=True)
+    kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
 
     @wraps(command)
     def run(**values: Any) -> None:
-        opened = {name: kind(**{one: values.pop(one) for one in fields[name]}) for name, kind in groups.items()}
+        opened = {name: kind(**{field: values.pop(field) for field in fields[name]}) for name, kind in groups.items()}
         command(**values, **opened)
 
-    parts = (fields[name].values() if name in groups else [one] for name, one in own.parameters.items())
-    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in chain.from_iterable(parts)]
+    parts = (
+        fields[name].values() if name in groups else [parameter] for name, parameter in signature.parameters.items()
+    )
+    flat = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in chain.from_iterable(parts)]
     if not required:
-        flat = [_optional(one) if one.name in ("key", "server") else one for one in flat]
+        flat = [_optional(parameter) if parameter.name in ("key", "server") else parameter for parameter in flat]
     flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
-    run.__signature__ = own.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
+    run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 T = TypeVar("T")
-VARIABLE = "MILKGLASS_PASSPHRASE"
+PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
 ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and be typed twice
 TERMINAL = "/dev/tty"
 
@@ -46,16 +46,16 @@ def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     """
     import getpass
 
-    passphrase = _given(file)
-    for left in reversed(range(ATTEMPTS)):
-        attempt = _required(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
+    passphrase = _given_passphrase(file)
+    for attempts_left in reversed(range(ATTEMPTS)):
+        attempt = _require_passphrase(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
         try:
             return open_with(attempt), attempt
         except WrongPassphrase as error:
             if passphrase is not None:
-                source = str(file) if file else VARIABLE
+                source = str(file) if file else PASSPHRASE_VARIABLE
                 raise WrongPassphrase(f"{error.message} (it was taken from {source})", error.hint) from None
-            if not left:
+            if not attempts_left:
                 raise
             note(f"{error.message}; type it again")
     raise AssertionError("the last attempt returns or raises")
@@ -68,40 +68,43 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
     """
     if generate:
         return _generate(file, weak)
-    passphrase = _given(file)
+    passphrase = _given_passphrase(file)
     if passphrase is None:
-        return _asked(weak)
+        return _ask_new(weak)
     return _strong(passphrase, weak)
 
 
 def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
     """Returns another passphrase for the same key, or for a part of it. Raises UsageError if it is the old one."""
-    fresh = new_passphrase(file, generate=generate)
-    if of.seal.is_of(fresh):
+    new = new_passphrase(file, generate=generate)
+    if of.seal.is_of(new):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
-    return fresh
+    return new
 
 
 def require_another(file: Path | None) -> None:
     """Raises UsageError, before a key is opened, if both passphrases would come from the environment."""
-    if file is None and os.environ.get(VARIABLE):
-        raise UsageError(f"no new passphrase was given, and {VARIABLE} holds the old one", "give --new-passphrase-file")
+    if file is None and os.environ.get(PASSPHRASE_VARIABLE):
+        raise UsageError(
+            f"no new passphrase was given, and {PASSPHRASE_VARIABLE} holds the old one", "give --new-passphrase-file"
+        )
 
 
-def _given(file: Path | None) -> str | None:
+def _given_passphrase(file: Path | None) -> str | None:
     """Returns the passphrase from the file or the environment. None: it must be asked for."""
     if file is not None:
         return _from_file(file)
-    if passphrase := os.environ.get(VARIABLE):
-        return _required(passphrase)
+    if passphrase := os.environ.get(PASSPHRASE_VARIABLE):
+        return _require_passphrase(passphrase)
     if not _has_terminal():
         raise UsageError(
-            "no passphrase was given, and there is no terminal to ask at", f"use --passphrase-file, or set {VARIABLE}"
+            "no passphrase was given, and there is no terminal to ask at",
+            f"use --passphrase-file, or set {PASSPHRASE_VARIABLE}",
         )
     return None
 
 
-def _asked(weak: bool) -> str:
+def _ask_new(weak: bool) -> str:
     import getpass
 
     from milkglass.client.key.passphrases import weakness
@@ -110,16 +113,16 @@ def _asked(weak: bool) -> str:
     for _ in range(ATTEMPTS):
         if fault:
             note(f"{fault}{advice}")
-        first = getpass.getpass("New passphrase for the key (empty: generate one): ")
-        if not first:
-            return _shown()
-        result = None if weak else weakness(_required(first))
+        entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
+        if not entered:
+            return _show_passphrase()
+        result = None if weak else weakness(_require_passphrase(entered))
         if result is not None:
             fault, advice = result, "; use four or more unrelated words, or press Enter for a generated one"
-        elif getpass.getpass("The same again: ") != first:
+        elif getpass.getpass("The same again: ") != entered:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _strong(_required(first), weak)
+            return _strong(_require_passphrase(entered), weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
@@ -137,18 +140,18 @@ def _generate(file: Path | None, weak: bool) -> str:
     if weak:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
-        return _written(file)
-    if os.environ.get(VARIABLE):
-        raise UsageError(f"{VARIABLE} is set, so no passphrase is generated", f"unset {VARIABLE}")
+        return _write_passphrase(file)
+    if os.environ.get(PASSPHRASE_VARIABLE):
+        raise UsageError(f"{PASSPHRASE_VARIABLE} is set, so no passphrase is generated", f"unset {PASSPHRASE_VARIABLE}")
     if not _has_terminal():
         raise UsageError(
             "there is no terminal to show a generated passphrase on",
             "use --passphrase-file FILE: the passphrase is written to it",
         )
-    return _shown()
+    return _show_passphrase()
 
 
-def _written(file: Path) -> str:
+def _write_passphrase(file: Path) -> str:
     """Generates a passphrase and writes it to a new file of mode 0600."""
     from milkglass.client.key.passphrases import generated
 
@@ -166,7 +169,7 @@ def _written(file: Path) -> str:
     return words
 
 
-def _shown() -> str:
+def _show_passphrase() -> str:
     """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
     from milkglass.client.key.passphrases import generated
 
@@ -189,10 +192,10 @@ def _from_file(file: Path) -> str:
     if file.stat().st_mode & 0o077:
         note(f"warning: other users may read {file}; run: chmod 600 {file}")
     lines = file.read_text("utf-8").splitlines()
-    return _required(lines[0] if lines else "")
+    return _require_passphrase(lines[0] if lines else "")
 
 
-def _required(text: str) -> str:
+def _require_passphrase(text: str) -> str:
     if not text:
         raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-WIDEST = 128  # characters of one field in a table: as many as an id may have
+MAX_CELL_LETTERS = 128  # characters of one field in a table: as many as an id may have
 
 
 _BEATING: list[Heartbeat] = []  # the one of the command that is at work, if it has one
@@ -38,12 +38,12 @@ def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
         yield
         return
     if _BEATING:
-        before, _BEATING[0].doing = _BEATING[0].doing, doing or _BEATING[0].doing
+        previous, _BEATING[0].doing = _BEATING[0].doing, doing or _BEATING[0].doing
         try:
             yield
         finally:
             if _BEATING:
-                _BEATING[0].doing = before
+                _BEATING[0].doing = previous
         return
     beat = Heartbeat(lambda words: print(words, file=sys.stderr, flush=True))
     beat.doing = doing
@@ -78,7 +78,7 @@ def shown(text: str) -> str:
 
 def cell(value: object) -> str:
     """Returns a field of a server's record for a table. Its characters were made safe when the answer was read."""
-    return "?" if value is None else str(value)[:WIDEST]
+    return "?" if value is None else str(value)[:MAX_CELL_LETTERS]
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -151,51 +151,51 @@ def unbounded() -> float:
     return math.inf
 
 
-def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
+def occasional_lines(name: str, total: int, limit: Most = unbounded) -> Progress:
     """Starts a stage that prints a line with the time left now and then, for a log, and nothing if it ends soon.
 
-    Of an unknown size, 0, one line is printed at once. `most` returns the most seconds that can be left.
+    Of an unknown size, 0, one line is printed at once. `limit` returns the most seconds that can be left.
     """
     if not total:
         note(f"{name} ...")
         _doing(name)
         return lambda more: None
     _doing(name)
-    done, due, left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
-    left.after(0)
+    count, due, time_left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
+    time_left.after(0)
 
-    def advance(more: int) -> None:
-        nonlocal done, due
-        first, done = not done, done + more
+    def advance(step: int) -> None:
+        nonlocal count, due
+        is_first, count = not count, count + step
         now = time.monotonic()
-        seconds = left.after(done) if first or now >= due else None
+        seconds = time_left.after(count) if is_first or now >= due else None
         if now >= due:
-            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(seconds, most())}")
+            note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_words(seconds, limit())}")
             due = now + LINES_APART
 
     return advance
 
 
-def _left(seconds: float | None, most: float) -> str:
-    if seconds is None or seconds > most:
-        return f", at most {duration(most)} of the budget left" if 1 <= most < math.inf else ""
+def _time_left_words(seconds: float | None, limit: float) -> str:
+    if seconds is None or seconds > limit:
+        return f", at most {duration(limit)} of the budget left" if 1 <= limit < math.inf else ""
     return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
 @contextmanager
-def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
+def bars(as_json: bool = False, limit: Most = unbounded) -> Iterator[Stage]:
     """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json."""
     if as_json:
         yield no_stage
         return
-    with at_work(), _stages(most) as stages:
+    with at_work(), _stages(limit) as stages:
         yield stages
 
 
 @contextmanager
-def _stages(most: Most) -> Iterator[Stage]:
+def _stages(limit: Most) -> Iterator[Stage]:
     if not watched():
-        yield partial(occasional_lines, most=most)
+        yield partial(occasional_lines, limit=limit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
@@ -203,9 +203,11 @@ def _stages(most: Most) -> Iterator[Stage]:
     from rich.text import Text
 
     class Remaining(ProgressColumn):
+        """Shows the time that is left, or the limit if that is less."""
+
         def render(self, task: Task) -> Text:
             left = task.time_remaining
-            return Text("" if left is None or task.finished else f"{duration(max(0.0, min(left, most())))} left")
+            return Text("" if left is None or task.finished else f"{duration(max(0.0, min(left, limit())))} left")
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -214,10 +216,10 @@ def _stages(most: Most) -> Iterator[Stage]:
             task = progress.add_task(name, total=total or None)
             _doing(name)
 
-            def advance(done: int) -> None:
+            def advance(step: int) -> None:
                 _spoke()
                 if total:
-                    progress.advance(task, done)
+                    progress.advance(task, step)
                 else:
                     progress.update(task, total=1, completed=1)
 
@@ -227,13 +229,13 @@ def _stages(most: Most) -> Iterator[Stage]:
 
 
 @contextmanager
-def resumable(place: Path, kept: str = "what was finished is") -> Iterator[None]:
+def resumable(folder: Path, kept: str = "what was finished is") -> Iterator[None]:
     """Says, if the command is interrupted, where its work is kept and that it can be continued."""
     try:
         yield
     except KeyboardInterrupt:
-        if place.exists():
-            note(f"stopped; {kept} kept in {place}, the same command again goes on")
+        if folder.exists():
+            note(f"stopped; {kept} kept in {folder}, the same command again goes on")
         raise
 
 
@@ -279,11 +281,11 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
 
 def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequence[str] = ()) -> None:
     """Prints a line "label <tab> probability" for each text, or a score; `marks` name the rows in a last column."""
-    called = marks or [""] * len(results)
+    row_names = marks or [""] * len(results)
     if as_json:
-        rows = zip(results, called, strict=True)
+        rows = zip(results, row_names, strict=True)
         say(json_text({"results": [{**one.document(), **({"row": mark} if mark else {})} for one, mark in rows]}))
         return
-    for one, mark in zip(results, called, strict=True):
-        answer = f"{one.label}\t{one.probability:.3f}" if one.score is None else f"{one.score:.4g}"
+    for result, mark in zip(results, row_names, strict=True):
+        answer = f"{result.label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"
         say(f"{answer}\t{mark}" if mark else answer)

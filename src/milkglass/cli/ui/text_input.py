@@ -12,7 +12,7 @@ from milkglass.errors import EmptyText, UsageError
 from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, require_no_messages
 
 
-def to_classify(
+def texts_to_classify(
     texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions, id_column: str | None = None
 ) -> list[InputRow]:
     """Returns the texts, or each line of a file (None: stdin), or each row of a table.
@@ -23,12 +23,12 @@ def to_classify(
         CodecError: a row is blank or cannot be read.
         UsageError: the file does not exist, or options name columns of texts that have none.
     """
-    named = bool(columns.decides()) or id_column is not None
-    if not texts and source is not None and _is_table(source, named):
+    names_columns = bool(columns.decides()) or id_column is not None
+    if not texts and source is not None and _is_table(source, names_columns):
         return _rows_of(source, columns, id_column)
-    if named:
+    if names_columns:
         raise UsageError("the texts have no columns", "leave out the options of columns, or give a table")
-    rows = arguments(texts) if texts else [input_row(*one) for one in input_lines(source, sys.stdin)]
+    rows = arguments(texts) if texts else [input_row(*line) for line in input_lines(source, sys.stdin)]
     if not rows:
         raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
     for row in rows:
@@ -38,20 +38,20 @@ def to_classify(
     return rows
 
 
-def _is_table(source: Path, named: bool) -> bool:
+def _is_table(source: Path, names_columns: bool) -> bool:
     """Returns whether a file has rows with columns. Read as lines, its header and labels would become texts.
 
     Args:
-        named: whether options name columns. Then JSON Lines are rows too.
+        names_columns: whether options name columns. Then JSON Lines are rows too.
     """
     from milkglass.rows.data_file import JSON, KINDS
     from milkglass.rows.tables import is_json_list
 
     require_file(source, "give a file with a text a line, or a table")
-    kind = source.suffix.lower()
-    if kind not in KINDS or kind in ("", ".txt"):
+    suffix = source.suffix.lower()
+    if suffix not in KINDS or suffix in ("", ".txt"):
         return False
-    return kind not in JSON or named or is_json_list(source)
+    return suffix not in JSON or names_columns or is_json_list(source)
 
 
 def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
@@ -60,6 +60,6 @@ def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> lis
     file = columns.file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))
-    say_read(file, False, id_column or (ID if any(one.mark for one in rows) else None))
+    say_read(file, False, id_column or (ID if any(row.row_id for row in rows) else None))
     say_skipped(file.name, len(blank), len(empty))
-    return [InputRow(str(one.place(file)), one.text, one.pair, output_id=one.mark or str(one.line)) for one in rows]
+    return [InputRow(str(row.place(file)), row.text, row.pair, output_id=row.row_id or str(row.line)) for row in rows]

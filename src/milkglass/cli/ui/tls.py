@@ -13,21 +13,21 @@ from milkglass.cli.ui.options import require_file
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
-MAKING = (
+CERTIFICATE_HINT = (
     "`openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout "
     "key.pem -out cert.pem` makes them"
 )
-TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS certificate (PEM). {MAKING}.")]
+TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS certificate (PEM). {CERTIFICATE_HINT}.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
-def require_private(host: str, cert: Path | None, insecure: bool, what: str) -> None:
-    """Raises UsageError for a network address without TLS, unless the user accepted that. `what` could be read."""
+def require_private(host: str, cert: Path | None, insecure: bool, secrets: str) -> None:
+    """Raises UsageError for a network address without TLS, unless the user accepted that. `secrets` could be read."""
     if not is_loopback(host) and cert is None and not insecure:
         raise UsageError(
-            f"listening on {host} without TLS would let anyone on the way read {what}",
-            f"give --cert and --tls-key ({MAKING}), listen on 127.0.0.1 behind an ssh tunnel, or accept it with "
-            "--insecure-http",
+            f"listening on {host} without TLS would let anyone on the way read {secrets}",
+            f"give --cert and --tls-key ({CERTIFICATE_HINT}), listen on 127.0.0.1 behind an ssh tunnel, or accept it "
+            "with --insecure-http",
         )
 
 
@@ -39,7 +39,7 @@ def require_tls(cert: Path | None, key: Path | None) -> None:
     if cert is not None and key is not None:
         _require_pair(cert, key)
     elif cert is not None or key is not None:
-        raise UsageError("TLS needs both a certificate and a key", f"give both files, or neither; {MAKING}")
+        raise UsageError("TLS needs both a certificate and a key", f"give both files, or neither; {CERTIFICATE_HINT}")
 
 
 def _require_pair(cert: Path, key: Path) -> None:
@@ -72,18 +72,18 @@ def reached(url: str, cert: Path | None) -> str:
     parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):
         return url
-    name = (None if cert is None else _named(cert)) or socket.gethostname()
+    name = (None if cert is None else _name_of(cert)) or socket.gethostname()
     return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{parts.port}"
 
 
-def _named(cert: Path) -> str | None:
+def _name_of(cert: Path) -> str | None:
     """Returns the first name, or else the first address, of a certificate without wildcards, or None."""
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificates(cert.read_bytes())[0].extensions
-        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+        extensions = x509.load_pem_x509_certificates(cert.read_bytes())[0].extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return None
-    called = [one for one in names.get_values_for_type(x509.DNSName) if "*" not in one]
-    return next(iter([*called, *map(str, names.get_values_for_type(x509.IPAddress))]), None)
+    host_names = [name for name in names.get_values_for_type(x509.DNSName) if "*" not in name]
+    return next(iter([*host_names, *map(str, names.get_values_for_type(x509.IPAddress))]), None)

@@ -39,53 +39,57 @@ class Responses:
     """Exchanges ids of one key at random (randomised response).
 
     Attributes:
-        mechanism: draws by the order of the key's own ids, or of the key with the same map that it was made from.
+        mechanism: the randomised response, over sorted ids.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
             reveals nothing more. None: each text draws anew, which spends epsilon each time.
-        own: (m,) the key's ids that are exchanged; `named` are the mechanism's ids of the same symbols.
+        own_ids: (m,) the ids that are exchanged, of a key that was made from another one with the same map. None: the
+            mechanism's.
+        mechanism_ids: (m,) that other key's ids of the same symbols, by which the mechanism draws.
     """
 
     mechanism: RandomisedResponse
     stream: Stream | None
-    own: NDArray[np.int64] | None = None
-    named: NDArray[np.int64] | None = None
+    own_ids: NDArray[np.int64] | None = None
+    mechanism_ids: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, key: Key) -> Responses | None:
         """Returns the responses of a key, or None if its ids are sent unchanged. Only older codecs have no stream."""
-        mechanism = responses_of(key)
+        mechanism = mechanism_of(key)
         if mechanism is None:
             return None
-        kept = key.responses_key
-        stream = None if kept is None else Stream(kept)
+        root = key.responses_key
+        stream = None if root is None else Stream(root)
         if key.info.responses is None:
             return cls(mechanism, stream)
         assert key.token_symbols is not None
-        own, named = key.sigma[shared_symbols(key.token_symbols)].astype(np.int64), key.response_ids
-        if len(named) != len(own) or len(np.unique(named)) != len(named):
-            raise DamagedKey(f"a key of {len(own)} exchanged ids holds {len(named)} for its draws", "restore a backup")
-        return cls(RandomisedResponse(np.sort(named), mechanism.epsilon), stream, own, named)
+        own_ids, mechanism_ids = key.sigma[shared_symbols(key.token_symbols)].astype(np.int64), key.response_ids
+        if len(mechanism_ids) != len(own_ids) or len(np.unique(mechanism_ids)) != len(mechanism_ids):
+            raise DamagedKey(
+                f"a key of {len(own_ids)} exchanged ids holds {len(mechanism_ids)} for its draws", "restore a backup"
+            )
+        return cls(RandomisedResponse(np.sort(mechanism_ids), mechanism.epsilon), stream, own_ids, mechanism_ids)
 
     def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_draws() if self.stream is None else self.stream.keyed(text)
-        if self.own is None or self.named is None:
+        if self.own_ids is None or self.mechanism_ids is None:
             return self.mechanism.respond(ids, stream).astype(np.int32)
-        inside = np.isin(ids, self.own)
+        is_exchanged = np.isin(ids, self.own_ids)
         result = ids.copy()
-        groups = _renamed(ids[inside].astype(np.int64), self.own, self.named)
-        result[inside] = _renamed(self.mechanism.respond(groups, stream), self.named, self.own)
+        mechanism_ids = _rename(ids[is_exchanged].astype(np.int64), self.own_ids, self.mechanism_ids)
+        result[is_exchanged] = _rename(self.mechanism.respond(mechanism_ids, stream), self.mechanism_ids, self.own_ids)
         return result
 
 
-def _renamed(ids: NDArray[np.int64], names: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns (t,) for each id, which is in `names`, the entry of `others` at its place."""
+def _rename(ids: NDArray[np.int64], names: NDArray[np.int64], target_names: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns (t,) for each id, which is in `names`, the entry of `target_names` at its place."""
     order = np.argsort(names)
-    return others[order[np.searchsorted(names[order], ids)]]
+    return target_names[order[np.searchsorted(names[order], ids)]]
 
 
-def responses_of(key: Key) -> RandomisedResponse | None:
+def mechanism_of(key: Key) -> RandomisedResponse | None:
     """Returns the mechanism that exchanges a key's ids, or None if they are sent unchanged.
 
     It exchanges the scrambled ids that stand for several tokens. A token with an id of its own is sent unchanged.

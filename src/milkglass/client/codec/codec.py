@@ -89,10 +89,10 @@ class Codec:
         tokenizer = load_tokenizer(folder)
         first = key.first
         size = len(first)
-        known = np.zeros(size, np.bool_)
+        is_mapped = np.zeros(size, np.bool_)
         numbers = np.fromiter(tokenizer.get_vocab().values(), np.int64)
-        known[numbers[numbers < size]] = True
-        visible = known.copy()
+        is_mapped[numbers[numbers < size]] = True
+        visible = is_mapped.copy()
         added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
         special = special[special < size]
@@ -105,11 +105,11 @@ class Codec:
             )
         limit = longest(folder, tokenizer)
         readable = not key.shares
-        answers = Responses.of(key)
+        responses = Responses.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first, key.inverse, visible, known, limit, choices, answers, draw, readable, key.identifier,
-            sampling,
+            tokenizer, first, key.inverse, visible, is_mapped, limit, choices, responses, draw, readable,
+            key.identifier, sampling,
         )  # fmt: skip
 
     # --- text to ids --------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ class Codec:
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
-        long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
+        too_long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
         if not truncate:
             self._require_fit(lengths + reserved, limit)
-        elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
+        elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *requested, truncation=True, max_length=limit - reserved, split_special_tokens=literal
             )
             self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
         return Encoded(
-            self._scrambled(batch["input_ids"]),
-            None if types is None else [np.asarray(one, np.int8) for one in types],
-            long,
+            self._scramble_lists(batch["input_ids"]),
+            None if types is None else [np.asarray(row, np.int8) for row in types],
+            too_long,
         )
 
     def encode_chat(
@@ -198,7 +198,7 @@ class Codec:
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_messages(self.tokenizer, messages)
-        messages = [self._with_visible(one) for one in messages]
+        messages = [self._with_visible(message) for message in messages]
         rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options, self.decode)
         ids = rendered.followed_by(begun).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
@@ -212,37 +212,37 @@ class Codec:
         Scrambled ids of answers that it may repeat are sent as they were received. Raises CodecError as `encode` does.
         """
         require_text([text])
-        kept, marked = KeptIds(self.decode, free_letters([text])), text
+        kept_ids, marked = KeptIds(self.decode, free_letters([text])), text
         for ids in answers:
-            marked = kept.prompt(marked, self._visible_ids(ids))
-        if not kept.found:
+            marked = kept_ids.prompt(marked, self._visible_ids(ids))
+        if not kept_ids.found:
             return self.encode([text], parse_special=True).ids[0]
-        rendered = kept_pieces(kept, marked, lambda part: [TextPiece(part, False)] if part else [])
-        before, after = special_around(self.tokenizer)
-        original = [*before, *rendered.tokens(self.tokenizer)[0], *after]
+        rendered = kept_pieces(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
+        prefix, suffix = special_around(self.tokenizer)
+        original = [*prefix, *rendered.tokens(self.tokenizer)[0], *suffix]
         self._require_fit(np.array([len(original)]), self._limit(None))
         return self._scrambled_except_kept(original, rendered.kept)
 
     def _scrambled_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
         """Returns scrambled ids of original ones, in which -1, -2, ... stand for the first, second, ... of `kept`."""
-        original, own = np.array(ids, np.int64), np.array(kept, np.int32)
+        original, scrambled = np.array(ids, np.int64), np.array(kept, np.int32)
         is_kept = original < 0
-        kept_ids = own[-1 - original[is_kept]]
-        original[is_kept] = self.inverse[kept_ids]
-        result = self._scrambled([original.tolist()])[0]
-        result[is_kept] = kept_ids
+        kept_scrambled = scrambled[-1 - original[is_kept]]
+        original[is_kept] = self.inverse[kept_scrambled]
+        result = self._scramble_lists([original.tolist()])[0]
+        result[is_kept] = kept_scrambled
         return result
 
     def _with_visible(self, message: Message) -> Message:
         """Returns a message without those ids of its answer that have no text."""
         ids = message.get(ANSWER_IDS)
         if not ids or not self.readable:
-            return {name: one for name, one in message.items() if name != ANSWER_IDS}
+            return {name: value for name, value in message.items() if name != ANSWER_IDS}
         return {**message, ANSWER_IDS: self._visible_ids(ids)}
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
         array = _whole_numbers(ids)
-        return array[self.visible[self._unscrambled(array)]].tolist()
+        return array[self.visible[self._unscramble(array)]].tolist()
 
     def encode_examples(
         self,
@@ -256,14 +256,14 @@ class Codec:
         Args:
             truncate: whether conversations that are too long lose their end. One that loses all answers is refused.
         """
-        done, lengths = self._labelled(conversations, max_length, tools)
+        labelled, lengths = self._label(conversations, max_length, tools)
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
-        for place in done.unanswered:
+        for place in labelled.unanswered:
             raise answerless(
-                self.tokenizer, conversations[place], place, int(lengths[place]), done, self._limit(max_length)
+                self.tokenizer, conversations[place], place, int(lengths[place]), labelled, self._limit(max_length)
             )
-        return done
+        return labelled
 
     def encode_cut(
         self,
@@ -272,26 +272,26 @@ class Codec:
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
         """Encodes like `encode_examples` with `truncate`, and leaves out conversations that lose all answers."""
-        return self._labelled(conversations, max_length, tools)[0]
+        return self._label(conversations, max_length, tools)[0]
 
-    def _labelled(
+    def _label(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
-        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scrambled, tools)
+        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
-        ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
-        return LabelledIds(ids, [one.copy() for one in ids], tuple(range(len(ids))), encoded.long)
+        ids = [np.concatenate([row, self.stop_ids]).astype(np.int32) for row in encoded.ids]
+        return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.long)
 
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
     def unscrambling(self) -> Codec:
         """Returns the codec with the original ids, for programs that play both sides. Its ids are never sent."""
-        own = np.arange(len(self.sigma))
-        bare = replace(self, choices=None, responses=None, readable=True, key_id=None)
-        return replace(bare, sigma=own.astype(np.int32), inverse=own)
+        identity = np.arange(len(self.sigma))
+        plain = replace(self, choices=None, responses=None, readable=True, key_id=None)
+        return replace(plain, sigma=identity.astype(np.int32), inverse=identity)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
         """Returns the scrambled ids (t,) of one text's (t,). Of several ids of a token, one is drawn at each call."""
@@ -309,23 +309,23 @@ class Codec:
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
         rows = [_whole_numbers(ids) for ids in batch]
-        original = self._unscrambled(np.concatenate([np.empty(0, np.int64), *rows]))
-        shown = self.visible[original]
-        ends = np.concatenate([[0], np.cumsum(shown)])[np.cumsum([0, *map(len, rows)])].tolist()
-        kept = original[shown].tolist()
-        return [self._text(kept[begin:end]) for begin, end in pairwise(ends)]
+        original = self._unscramble(np.concatenate([np.empty(0, np.int64), *rows]))
+        is_shown = self.visible[original]
+        bounds = np.concatenate([[0], np.cumsum(is_shown)])[np.cumsum([0, *map(len, rows)])].tolist()
+        visible_ids = original[is_shown].tolist()
+        return [self._text(visible_ids[begin:end]) for begin, end in pairwise(bounds)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
         """Returns how many scrambled ids have no token in the tokenizer."""
-        return int((~self.known[self._unscrambled(ids)]).sum())
+        return int((~self.known[self._unscramble(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
         visible = self.visible
         added = self.tokenizer.added_tokens_encoder
-        if own := [added[token] for token in shown if token in added]:
+        if added_ids := [added[token] for token in shown if token in added]:
             visible = visible.copy()
-            visible[own] = True
+            visible[added_ids] = True
         original = partial(self._among, visible)
         return StreamDecoder(original, self._text, decodes_by_byte(self.tokenizer))
 
@@ -367,20 +367,20 @@ class Codec:
             error.tokens = int(lengths[first])
             raise error
 
-    def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
-        ends = [0, *accumulate(map(len, lists))]
-        flat = np.fromiter(chain.from_iterable(lists), np.int64, ends[-1])
+    def _scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+        bounds = [0, *accumulate(map(len, lists))]
+        flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
         if flat.size and int(flat.max()) >= len(self.sigma):
             raise IdOutOfRange(
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
         if self.responses is not None:
-            return [self.scrambled(flat[start:end]) for start, end in pairwise(ends)]
+            return [self.scrambled(flat[start:end]) for start, end in pairwise(bounds)]
         ids = self.scrambled(flat)
-        return [ids[start:end] for start, end in pairwise(ends)]
+        return [ids[start:end] for start, end in pairwise(bounds)]
 
-    def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         if not self.readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
@@ -394,7 +394,7 @@ class Codec:
         return self.inverse.take(array)
 
     def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
-        original = self._unscrambled(ids)
+        original = self._unscramble(ids)
         return original[visible[original]].tolist()
 
     def _text(self, original: list[int]) -> str:

@@ -73,9 +73,9 @@ class Rendered:
         """Returns the original ids, and each token's (start, stop) in `text`."""
         return tokenize_all(tokenizer, self.pieces)
 
-    def followed_by(self, more: str) -> Rendered:
+    def followed_by(self, suffix: str) -> Rendered:
         """Returns the conversation with more text of the template after it."""
-        return replace(self, pieces=(*self.pieces, TextPiece(more, False))) if more else self
+        return replace(self, pieces=(*self.pieces, TextPiece(suffix, False))) if suffix else self
 
 
 def render(
@@ -98,54 +98,59 @@ def render(
             token in a message.
     """
     options = dict(options or {})
-    if options and (unknown := sorted(set(options) - template_options(tokenizer))):
+    if options and (unknown_options := sorted(set(options) - template_options(tokenizer))):
         raise CodecError(
-            f"the model's chat template does not read {', '.join(unknown)}",
+            f"the model's chat template does not read {', '.join(unknown_options)}",
             f"it reads {', '.join(sorted(template_options(tokenizer))) or 'no option'}; leave the others out",
         )
-    seen = [{name: one[name] for name in FIELDS if name in one} for one in messages]
-    free = free_letters([*_texts(seen), *_texts(list(tools))])
-    marks = next(free), next(free)
-    kept = None if answers is None else KeptIds(answers, free)
-    if kept is not None:
-        answer_ids = [one.get(ANSWER_IDS) for one in messages]
-        seen = [kept.marked(one, ids) if ids else one for one, ids in zip(seen, answer_ids, strict=True)]
-        if kept.found:
+    visible = [{name: message[name] for name in FIELDS if name in message} for message in messages]
+    letters = free_letters([*_texts(visible), *_texts(list(tools))])
+    marks = next(letters), next(letters)
+    kept_ids = None if answers is None else KeptIds(answers, letters)
+    if kept_ids is not None:
+        answer_ids = [message.get(ANSWER_IDS) for message in messages]
+        visible = [
+            kept_ids.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
+        ]
+        if kept_ids.found:
             try:
-                return _with_kept(tokenizer, seen, list(tools), marks, kept, add_generation_prompt, options)
+                return _with_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
             except Rewritten:  # it takes kept texts apart
                 return render(tokenizer, messages, add_generation_prompt, tools, options)
-    marked, marked_tools = _marked(tokenizer, seen, marks), _marked(tokenizer, list(tools), marks)
+    marked, marked_tools = _mark_special(tokenizer, visible, marks), _mark_special(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
-    if marked == seen and marked_tools == list(tools):
+    if marked == visible and marked_tools == list(tools):
         return Rendered((TextPiece(text, False),))
     return Rendered(tuple(_pieces(text, marks)))
 
 
 def _with_kept(
     tokenizer: Any,
-    seen: list[dict[str, Any]],
+    visible: list[dict[str, Any]],
     tools: list[Mapping[str, Any]],
     marks: tuple[str, str],
-    kept: KeptIds,
+    kept_ids: KeptIds,
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> Rendered:
     """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
-    marked, marked_tools = _marked(tokenizer, seen, marks, kept.pattern), _marked(tokenizer, tools, marks)
+    marked, marked_tools = (
+        _mark_special(tokenizer, visible, marks, kept_ids.pattern),
+        _mark_special(tokenizer, tools, marks),
+    )
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
-    return kept_pieces(kept, text, lambda part: _pieces(part, marks))
+    return kept_pieces(kept_ids, text, lambda part: _pieces(part, marks))
 
 
-def kept_pieces(kept: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
+def kept_pieces(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
     """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
     result, ids = list[TextPiece](), list[int]()
-    for part in kept.parts(text):
+    for part in kept_ids.parts(text):
         if isinstance(part, str):
             result += pieces(part)
         else:
-            places = range(len(ids), len(ids) + len(part.ids))
-            result.append(TextPiece(part.text, True, ids=tuple(-1 - place for place in places)))
+            numbers = range(len(ids), len(ids) + len(part.ids))
+            result.append(TextPiece(part.text, True, ids=tuple(-1 - number for number in numbers)))
             ids += part.ids
     return Rendered(tuple(result), tuple(ids))
 
@@ -156,7 +161,7 @@ def template_options(tokenizer: Any) -> frozenset[str]:
     return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
 
 
-def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
+def _mark_special(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
     What `but` finds stays unchanged.
@@ -165,17 +170,19 @@ def _marked(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[
         if but is None:
             return _marked_text(tokenizer, value, marks)
         parts, last = list[str](), 0
-        for one in but.finditer(value):
-            parts += [_marked_text(tokenizer, value[last : one.start()], marks), one[0]]
-            last = one.end()
+        for match in but.finditer(value):
+            parts += [_marked_text(tokenizer, value[last : match.start()], marks), match[0]]
+            last = match.end()
         return "".join([*parts, _marked_text(tokenizer, value[last:], marks)])
     if isinstance(value, Mapping):
         return {
-            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _marked(tokenizer, one, marks, but)
-            for name, one in value.items()
+            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(
+                tokenizer, item, marks, but
+            )
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_marked(tokenizer, one, marks, but) for one in value]
+        return [_mark_special(tokenizer, item, marks, but) for item in value]
     return value
 
 
@@ -187,8 +194,8 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
         return text
     # A special token that is matched in normalized text may be written in other letters: only the tokenizer can tell.
     obeyed, literal = (
-        tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=one)["input_ids"]
-        for one in (False, True)
+        tokenizer(text, add_special_tokens=False, truncation=False, split_special_tokens=flag)["input_ids"]
+        for flag in (False, True)
     )
     return text if obeyed == literal else f"{start}{text}{stop}"
 
@@ -202,13 +209,13 @@ class _SpecialTokens:
 
 
 def _special_tokens(tokenizer: Any) -> _SpecialTokens:
-    known = _SPECIAL.get(tokenizer)
-    if known is None:
-        special = [one for one in tokenizer.added_tokens_decoder.values() if one.special and one.content]
-        longest_first = sorted((one.content for one in special), key=len, reverse=True)
+    tokens = _SPECIAL.get(tokenizer)
+    if tokens is None:
+        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
+        longest_first = sorted((token.content for token in special), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        known = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(one.normalized for one in special))
-    return known
+        tokens = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(token.normalized for token in special))
+    return tokens
 
 
 _SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
@@ -223,21 +230,21 @@ def free_letters(texts: Sequence[str]) -> Iterator[str]:
 def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
     """Splits a rendered text at its marks. Raises CodecError if the template separated or changed marks."""
     start, stop = marks
-    if any(json.dumps(one)[1:-1] in text for one in marks):
-        raise _rewritten()
+    if any(json.dumps(mark)[1:-1] in text for mark in marks):
+        raise _rewritten_error()
     for number, part in enumerate(text.split(start)):
-        literal, end, rest = part.partition(stop)
+        literal, end, plain = part.partition(stop)
         if not number:
-            literal, rest, end = "", part, "" if stop not in part else stop
-        if bool(number) != bool(end) or stop in rest:
-            raise _rewritten()
+            literal, plain, end = "", part, "" if stop not in part else stop
+        if bool(number) != bool(end) or stop in plain:
+            raise _rewritten_error()
         if literal:
             yield TextPiece(literal, True)
-        if rest:
-            yield TextPiece(rest, False)
+        if plain:
+            yield TextPiece(plain, False)
 
 
-def _rewritten() -> CodecError:
+def _rewritten_error() -> CodecError:
     return CodecError(
         "a message holds the text of a special token, and the model's chat template rewrites that message",
         "leave it out: the model would obey it",
@@ -249,9 +256,9 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             yield from _texts(key)
-            yield from _texts(one)
+            yield from _texts(item)
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _texts(one)
@@ -294,27 +301,27 @@ def supervised(
     if not learnt:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
     spans, parts = list[Span](), list[Supervised]()
-    whole = render(tokenizer, messages, False, tools)
+    full = render(tokenizer, messages, False, tools)
     for number in learnt:
-        before = render(tokenizer, messages[:number], True, tools)
+        prompt = render(tokenizer, messages[:number], True, tools)
         until = render(tokenizer, messages[: number + 1], False, tools)
-        if not until.text.startswith(before.text):
+        if not until.text.startswith(prompt.text):
             raise CodecError(
                 f"the chat template does not write the answer in message {number + 1} where it asks for one, so that "
                 "it can't be told from the template",
                 "use the published template of this model",
             )
-        _require_written(messages[number], number, until.text[len(before.text) :])
-        spans.append((len(before.text), len(until.text.rstrip())))  # what follows the end token is not the answer's
+        _require_written(messages[number], number, until.text[len(prompt.text) :])
+        spans.append((len(prompt.text), len(until.text.rstrip())))  # what follows the end token is not the answer's
         parts.append(Supervised(until, (spans[-1],)))
-    if all(whole.text.startswith(one.rendered.text) for one in parts):
-        return [Supervised(whole, tuple(spans))]
+    if all(full.text.startswith(part.rendered.text) for part in parts):
+        return [Supervised(full, tuple(spans))]
     return parts
 
 
 def _require_written(message: Message, number: int, answer: str) -> None:
     """Raises CodecError if the template leaves out a call or the reasoning: something else would be learnt."""
-    names = [str(one["function"]["name"]) for one in message.get("tool_calls") or ()]
+    names = [str(tool_call["function"]["name"]) for tool_call in message.get("tool_calls") or ()]
     if any(name not in answer for name in names):
         raise CodecError(
             f"the chat template leaves out the tool calls of message {number + 1}",

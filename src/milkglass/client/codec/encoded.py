@@ -14,7 +14,7 @@ from milkglass.errors import CodecError, TooLong
 from milkglass.models.pieces import Offsets
 from milkglass.rows.messages import Message
 
-IGNORED = -100  # a label on which there is no loss
+IGNORED_LABEL = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]
 Tool = Mapping[str, Any]
 
@@ -67,61 +67,61 @@ def labelled(
     number of a conversation that cannot be rendered, or has no answer.
     """
     examples, sources = list[Supervised](), list[int]()
-    for place, messages in enumerate(conversations):
+    for index, messages in enumerate(conversations):
         require_messages(tokenizer, messages)
         try:
-            if tools and tools[place] and not takes_tools(tokenizer):
+            if tools and tools[index] and not takes_tools(tokenizer):
                 raise CodecError(
                     "the chat template has no place for tools", "leave tools out, or use a template with one"
                 )
-            supervised_examples = supervised(tokenizer, messages, tools[place] if tools else ())
+            supervised_examples = supervised(tokenizer, messages, tools[index] if tools else ())
         except CodecError as error:
-            raise type(error).of(place, f"cannot be learnt: {error.message}", error.hint, "conversation") from None
+            raise type(error).of(index, f"cannot be learnt: {error.message}", error.hint, "conversation") from None
         examples += supervised_examples
-        sources += [place] * len(supervised_examples)
+        sources += [index] * len(supervised_examples)
     tokens = _tokens(tokenizer, [one.rendered for one in examples])
-    lengths, before = np.zeros(len(conversations), np.int64), dict[int, int]()
-    done = LabelledIds([], [], ())
-    kept = list[int]()
-    for place, example, (whole, offsets), ids in zip(
-        sources, examples, tokens, scrambled([one for one, _ in tokens]), strict=True
+    lengths, answer_starts = np.zeros(len(conversations), np.int64), dict[int, int]()
+    result = LabelledIds([], [], ())
+    indices = list[int]()
+    for index, example, (text, offsets), ids in zip(
+        sources, examples, tokens, scrambled([numbers for numbers, _ in tokens]), strict=True
     ):
-        lengths[place] = max(lengths[place], len(whole))
-        inside = _within(offsets, example.answers)
-        if inside[:limit].any():
-            done.ids.append(ids[:limit])
-            done.labels.append(np.where(inside[:limit], ids[:limit], np.int32(IGNORED)).astype(np.int32))
-            kept.append(place)
+        lengths[index] = max(lengths[index], len(text))
+        is_answer = _within(offsets, example.answers)
+        if is_answer[:limit].any():
+            result.ids.append(ids[:limit])
+            result.labels.append(np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED_LABEL)).astype(np.int32))
+            indices.append(index)
         else:
-            before.setdefault(place, int(inside.argmax()))
-    unanswered = {place: count for place, count in before.items() if place not in kept}
+            answer_starts.setdefault(index, int(is_answer.argmax()))
+    unanswered = {index: count for index, count in answer_starts.items() if index not in indices}
     return replace(
-        done, sources=tuple(kept), long=tuple(np.flatnonzero(lengths > limit).tolist()), unanswered=unanswered
+        result, sources=tuple(indices), long=tuple(np.flatnonzero(lengths > limit).tolist()), unanswered=unanswered
     ), lengths
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
     """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
-    result = [None if len(one.pieces) == 1 else one.tokens(tokenizer) for one in rendered]
-    texts = [one.text for one, done in zip(rendered, result, strict=True) if done is None]
+    result = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
+    texts = [prompt.text for prompt, single in zip(rendered, result, strict=True) if single is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
-        several = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-        return [next(several) if one is None else one for one in result]
-    return [one for one in result if one is not None]
+        batch_rows = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+        return [next(batch_rows) if tokens is None else tokens for tokens in result]
+    return [tokens for tokens in result if tokens is not None]
 
 
 def answerless(
-    tokenizer: Any, messages: Sequence[Message], place: int, length: int, done: LabelledIds, limit: int
+    tokenizer: Any, messages: Sequence[Message], index: int, length: int, labelled: LabelledIds, limit: int
 ) -> TooLong:
-    """Returns the error for conversation `place` of `length` tokens without an answer within `limit`."""
-    contents = tokenizer([one["content"] for one in messages], add_special_tokens=False)
-    template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
+    """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""
+    contents = tokenizer([message["content"] for message in messages], add_special_tokens=False)
+    template, start = length - sum(map(len, contents["input_ids"])), labelled.unanswered[index]
     return TooLong.of(
-        place,
-        f"has no answer within {limit} tokens: its answer begins after {before}, and the chat template itself "
+        index,
+        f"has no answer within {limit} tokens: its answer begins after {start}, and the chat template itself "
         f"adds {max(0, template)} of all {length}",
-        f"set --max-length to more than {before}, or shorten what comes before the answer",
+        f"set --max-length to more than {start}, or shorten what comes before the answer",
         "conversation",
     )
 
@@ -129,7 +129,7 @@ def answerless(
 def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """Returns (t,) whether each token starts within one of the spans of characters."""
     starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
-    inside = np.zeros(len(starts), np.bool_)
+    result = np.zeros(len(starts), np.bool_)
     for start, stop in spans:
-        inside |= (starts >= start) & (starts < stop)
-    return inside
+        result |= (starts >= start) & (starts < stop)
+    return result

@@ -54,20 +54,20 @@ class KeptIds:
     def parts(self, text: str) -> Iterator[str | KeptText]:
         """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
         last = 0
-        for one in self.pattern.finditer(text):
-            if one[2] != self.found[one[1]].text:
+        for match in self.pattern.finditer(text):
+            if match[2] != self.found[match[1]].text:
                 raise Rewritten
-            yield self._unmarked(text[last : one.start()])
-            yield self.found[one[1]]
-            last = one.end()
-        yield self._unmarked(text[last:])
+            yield self._without_marks(text[last : match.start()])
+            yield self.found[match[1]]
+            last = match.end()
+        yield self._without_marks(text[last:])
 
     @property
     def pattern(self) -> re.Pattern[str]:
         """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
         return re.compile(f"([{''.join(self.found)}])(.*?){self.stop}", re.DOTALL)
 
-    def _unmarked(self, text: str) -> str:
+    def _without_marks(self, text: str) -> str:
         if any(letter in text for letter in (*self.found, self.stop)):
             raise Rewritten
         return text
@@ -77,53 +77,53 @@ class KeptIds:
 
         It marks the content, the reasoning, and texts in the arguments of calls.
         """
-        whole = self.decoded(ids)
+        decoded = self.decoded(ids)
         result = dict(message)
         for name in ("content", "reasoning_content"):
             if isinstance(result.get(name), str):
-                result[name] = self._text(result[name], whole, ids)
+                result[name] = self._text(result[name], decoded, ids)
         if "tool_calls" in result:
-            result["tool_calls"] = [self._called(one, whole, ids) for one in result["tool_calls"]]
+            result["tool_calls"] = [self._mark_call(tool_call, decoded, ids) for tool_call in result["tool_calls"]]
         return result
 
-    def _called(self, call: Any, whole: str, ids: Sequence[int]) -> Any:
+    def _mark_call(self, call: Any, decoded: str, ids: Sequence[int]) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             return call
-        arguments = self._value(function.get("arguments"), whole, ids)
+        arguments = self._value(function.get("arguments"), decoded, ids)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def _value(self, value: Any, whole: str, ids: Sequence[int]) -> Any:
+    def _value(self, value: Any, decoded: str, ids: Sequence[int]) -> Any:
         if isinstance(value, str):
-            return self._text(value, whole, ids)
+            return self._text(value, decoded, ids)
         if isinstance(value, Mapping):
-            return {name: self._value(one, whole, ids) for name, one in value.items()}
-        return [self._value(one, whole, ids) for one in value] if isinstance(value, list) else value
+            return {name: self._value(item, decoded, ids) for name, item in value.items()}
+        return [self._value(item, decoded, ids) for item in value] if isinstance(value, list) else value
 
-    def _text(self, text: str, whole: str, ids: Sequence[int]) -> str:
-        place = repeated(text, whole)
-        if place is None:
+    def _text(self, text: str, decoded: str, ids: Sequence[int]) -> str:
+        span = repeated(text, decoded)
+        if span is None:
             return text
-        start, begin, size = place
-        first, last = self._tokens(ids, begin, begin + size, whole)
-        inside, before = self.decoded(ids[first:last]), len(self.decoded(ids[:first]))
-        at = start + before - begin
-        if first >= last or not inside or text[at : at + len(inside)] != inside:
+        start, begin, size = span
+        first, last = self._tokens(ids, begin, begin + size, decoded)
+        inner, prefix = self.decoded(ids[first:last]), len(self.decoded(ids[:first]))
+        at = start + prefix - begin
+        if first >= last or not inner or text[at : at + len(inner)] != inner:
             return text
         mark = next(self.letters)
-        self.found[mark] = KeptText(inside, tuple(ids[first:last]))
-        return f"{text[:at]}{mark}{inside}{self.stop}{text[at + len(inside) :]}"
+        self.found[mark] = KeptText(inner, tuple(ids[first:last]))
+        return f"{text[:at]}{mark}{inner}{self.stop}{text[at + len(inner) :]}"
 
-    def _tokens(self, ids: Sequence[int], begin: int, end: int, whole: str) -> Span:
+    def _tokens(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
-        if (begin, end) == (0, len(whole)):
+        if (begin, end) == (0, len(decoded)):
             return 0, len(ids)
         first = _place(lambda count: len(self.decoded(ids[:count])) >= begin, len(ids))
         last = _place(lambda count: len(self.decoded(ids[:count])) > end, len(ids) + 1) - 1
         return first, last
 
 
-def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
+def repeated(text: str, answer: str) -> tuple[int, int, int] | None:
     """Returns (place in the text, place in the answer, letters) of what a text repeats of an answer, or None.
 
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
@@ -131,14 +131,14 @@ def repeated(text: str, whole: str) -> tuple[int, int, int] | None:
     """
     core = text.strip()
     start = text.find(core)
-    if core and (begin := whole.find(core)) >= 0:
+    if core and (begin := answer.find(core)) >= 0:
         return start, begin, len(core)
-    lead = whole.lstrip()
+    lead = answer.lstrip()
     size = next((n for n, (a, b) in enumerate(zip(core, lead, strict=False)) if a != b), min(len(core), len(lead)))
-    said = whole.strip()
-    if len(said) >= MIN_WHOLE_LETTERS and size < len(said) and (at := text.find(said)) >= 0:
-        return at, len(whole) - len(lead), len(said)
-    return (start, len(whole) - len(lead), size) if size >= MIN_SHARED_LETTERS else None
+    stripped = answer.strip()
+    if len(stripped) >= MIN_WHOLE_LETTERS and size < len(stripped) and (at := text.find(stripped)) >= 0:
+        return at, len(answer) - len(lead), len(stripped)
+    return (start, len(answer) - len(lead), size) if size >= MIN_SHARED_LETTERS else None
 
 
 def _place(true: Callable[[int], bool], end: int) -> int:

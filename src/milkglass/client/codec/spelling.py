@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
 # anyway, and are not checked
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
-PLACES, TOKENS_A_PLACE = 12, 25
-WINDOW = 4000  # tokens of answers whose places are counted together, by the same limit
-FIRST = 64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
+ALLOWED_PLACES, TOKENS_A_PLACE = 12, 25
+WINDOW_TOKENS = 4000  # tokens of answers whose places are counted together, by the same limit
+TOKENS_BEFORE_CHECK = (
+    64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
+)
 
 
 def most_places(tokens: int) -> int:
-    return PLACES + tokens // TOKENS_A_PLACE
+    return ALLOWED_PLACES + tokens // TOKENS_A_PLACE
 
 
 @dataclass
@@ -51,25 +53,25 @@ class Spelled:
 
 @dataclass
 class LastAnswers:
-    """The last answers under a key, of at least WINDOW tokens. A piece of text counts once, even if it is repeated."""
+    """The last answers under a key, of at least WINDOW_TOKENS. A piece of text counts once, even if it is repeated."""
 
-    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW_TOKENS), repr=False)
 
     def begin(self) -> Spelled:
         """Adds an answer, whose counts grow with it."""
-        tokens = sum(one.tokens for one in self._kept)
-        while self._kept and tokens - self._kept[0].tokens >= WINDOW:
+        tokens = sum(answer.tokens for answer in self._kept)
+        while self._kept and tokens - self._kept[0].tokens >= WINDOW_TOKENS:
             tokens -= self._kept.popleft().tokens
         self._kept.append(Spelled())
         return self._kept[-1]
 
     def counted(self, answer: Spelled) -> tuple[int, int, int]:
         """Returns (places of all, tokens of all, places that this answer added)."""
-        others = [one for one in self._kept if one is not answer]
-        before = set[tuple[int, ...]]().union(*(one.runs for one in others))
-        added = len(answer.runs - before) + answer.escapes
-        places = len(before) + sum(one.escapes for one in others) + added
-        return places, sum(one.tokens for one in others) + answer.tokens, added
+        other_answers = [other for other in self._kept if other is not answer]
+        runs = set[tuple[int, ...]]().union(*(other.runs for other in other_answers))
+        added = len(answer.runs - runs) + answer.escapes
+        count = len(runs) + sum(other.escapes for other in other_answers) + added
+        return count, sum(other.tokens for other in other_answers) + answer.tokens, added
 
 
 @dataclass
@@ -84,7 +86,7 @@ class SpellingCheck:
     hot: bool = False
     found: Spelled = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
-    _next: int = FIRST
+    _next: int = TOKENS_BEFORE_CHECK
     _seen: int = 0
 
     def __post_init__(self) -> None:
@@ -99,13 +101,13 @@ class SpellingCheck:
         self._ids += ids
         if not self.hot and len(self._ids) >= self._next:
             self._next = 2 * len(self._ids)
-            self._look(final=False)
+            self._check(final=False)
 
     def flush(self) -> None:
         """Checks the complete answer, and raises MisspeltAnswer like `push`."""
         if not self.hot and self._seen != len(self._ids):
             self._seen = len(self._ids)
-            self._look(final=True)
+            self._check(final=True)
 
     def close(self) -> None:
         """Counts what was received of an answer that broke off."""
@@ -121,22 +123,22 @@ class SpellingCheck:
     def _count(self, final: bool) -> None:
         self.found.runs, self.found.tokens = other_places(self.codec, self._ids, final), len(self._ids)
 
-    def _look(self, final: bool) -> None:
+    def _check(self, final: bool) -> None:
         self._count(final)
         self._require()
 
     def _require(self) -> None:
         if self.places > most_places(len(self._ids)):
             self._end(self.places, f"{len(self._ids)} tokens")
-        places, tokens, added = self.last.counted(self.found)
-        if places > most_places(tokens) and added > len(self._ids) // TOKENS_A_PLACE:
-            self._end(places, f"{tokens} tokens with the answers before it")
+        place_count, tokens, added = self.last.counted(self.found)
+        if place_count > most_places(tokens) and added > len(self._ids) // TOKENS_A_PLACE:
+            self._end(place_count, f"{tokens} tokens with the answers before it")
 
     @staticmethod
-    def _end(places: int, tokens: str) -> NoReturn:
+    def _end(place_count: int, tokens: str) -> NoReturn:
         raise MisspeltAnswer(
-            f"the engine spelled its answer otherwise than the tokenizer writes it, in {places} places of {tokens}, "
-            "and it was ended",
+            f"the engine spelled its answer otherwise than the tokenizer writes it, in {place_count} places of "
+            f"{tokens}, and it was ended",
             "a model does not write so: the next question would tell the ids of these words; don't trust it",
         )
 
@@ -149,14 +151,14 @@ def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tu
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]
     text = codec.decode(ids)
-    own = _own(codec.tokenizer, text)
-    plain = np.array([number for _, several in own for number in several], np.int64)
+    own_ids = _own_places(codec.tokenizer, text)
+    plain = np.array([number for _, numbers in own_ids for number in numbers], np.int64)
     if np.array_equal(original, plain):
         return set()
     by_names = _by_names(codec.tokenizer, original, plain)
     if by_names is None:  # a broken character, or tokens whose names are not the text's
-        written, text = _written(codec, ids, final)
-        return _runs(written, _own(codec.tokenizer, text), len(text), final)
+        decoded_places, text = _decoded_places(codec, ids, final)
+        return _runs(decoded_places, _own_places(codec.tokenizer, text), len(text), final)
     return _runs(*by_names, final)
 
 
@@ -164,60 +166,60 @@ Places = dict[tuple[int, int], tuple[int, ...]]
 Own = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
-def _runs(written: Places, own: Own, length: int, final: bool) -> set[tuple[int, ...]]:
+def _runs(decoded: Places, own_ids: Own, length: int, final: bool) -> set[tuple[int, ...]]:
     """Returns the runs of ids that differ, of the answer's and the tokenizer's ids by where they begin and end."""
     runs, run = set[tuple[int, ...]](), list[int]()
-    ends = {end for _, end in written}
-    for place, ids in own:
-        run += () if written.get(place) == ids else ids
-        if run and place[1] in ends and (final or place[1] < length):
+    end_places = {end for _, end in decoded}
+    for start, ids in own_ids:
+        run += () if decoded.get(start) == ids else ids
+        if run and start[1] in end_places and (final or start[1] < length):
             runs.add(tuple(run))
             run = []
     return runs | ({tuple(run)} if run and final else set())
 
 
-def _by_names(tokenizer: Any, written: NDArray[np.int64], own: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
+def _by_names(tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
     """Returns both by where their tokens' names begin and end. None: the joined names differ."""
-    sides = [tokenizer.convert_ids_to_tokens(one.tolist()) for one in (written, own)]
-    joined = ["".join(map(str, names)) for names in sides]
-    if joined[0] != joined[1]:
+    sides = [tokenizer.convert_ids_to_tokens(side.tolist()) for side in (decoded, own_ids)]
+    texts = ["".join(map(str, names)) for names in sides]
+    if texts[0] != texts[1]:
         return None
-    both: list[Own] = []
-    for ids, names in zip((written, own), sides, strict=True):
-        ends = [*accumulate(map(len, names), initial=0)]
-        both.append([(place, (number,)) for place, number in zip(pairwise(ends), ids.tolist(), strict=True)])
-    return dict(both[0]), both[1], len(joined[0])
+    result: list[Own] = []
+    for ids, names in zip((decoded, own_ids), sides, strict=True):
+        bounds = [*accumulate(map(len, names), initial=0)]
+        result.append([(start, (number,)) for start, number in zip(pairwise(bounds), ids.tolist(), strict=True)])
+    return dict(result[0]), result[1], len(texts[0])
 
 
-def _written(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
+def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
     """Returns original ids by the letters that they write, several together if they share one, and the text."""
-    decoder, written, text, start = codec.stream(), Places(), "", 0
-    held = list[int]()
-    for one in ids:
-        original = int(codec.inverse[one])
+    decoder, places, text, start = codec.stream(), Places(), "", 0
+    pending = list[int]()
+    for token in ids:
+        original = int(codec.inverse[token])
         if not codec.visible[original]:
             continue
-        text += decoder.push([one])
-        held.append(original)
+        text += decoder.push([token])
+        pending.append(original)
         if decoder.is_clean and len(text) > start:
-            written[start, len(text)] = tuple(held)
-            start, held = len(text), []
-    return written, text + (decoder.flush() if final else "")
+            places[start, len(text)] = tuple(pending)
+            start, pending = len(text), []
+    return places, text + (decoder.flush() if final else "")
 
 
-def _own(tokenizer: Any, text: str) -> Own:
+def _own_places(tokenizer: Any, text: str) -> Own:
     """Returns the tokenizer's own ids of a text by the letters that they write. Ids that share one are together."""
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,
     )  # fmt: skip
-    result, held, begin = Own(), list[int](), 0
+    result, pending, begin = Own(), list[int](), 0
     starts = [*(start for start, _ in batch["offset_mapping"]), len(text) + 1]
     for number, (_, end), (_, following) in zip(
         batch["input_ids"], batch["offset_mapping"], pairwise(starts), strict=True
     ):
-        held.append(number)
+        pending.append(number)
         if following >= end > begin:
-            result.append(((begin, end), tuple(held)))
-            begin, held = end, []
+            result.append(((begin, end), tuple(pending)))
+            begin, pending = end, []
     return result

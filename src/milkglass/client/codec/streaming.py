@@ -34,14 +34,14 @@ class StreamDecoder:
             return ""
         text = self.text(self._window)
         certain = self._certain(text)
-        fresh = self._show(certain)
+        shown = self._show(certain)
         if len(certain) == len(text):
             self._move(self._read, complete=True)
         elif len(self._window) > self.MAX_WINDOW:
             if self.by_byte:  # a run of lone bytes is all invalid: no later id repairs it
-                fresh += self._show(text)
+                shown += self._show(text)
             self._move(len(self._window) - self.KEPT, complete=self.by_byte)
-        return fresh
+        return shown
 
     @property
     def is_clean(self) -> bool:
@@ -50,9 +50,9 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """Returns the text that was held back, at the end."""
-        fresh = self._show(self.text(self._window)) if self._window else ""
+        result = self._show(self.text(self._window)) if self._window else ""
         self._window, self._read, self._shown = [], 0, 0
-        return fresh
+        return result
 
     def _certain(self, text: str) -> str:
         return text.rstrip("\ufffd") if self.by_byte else text.removesuffix("\ufffd")

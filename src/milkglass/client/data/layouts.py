@@ -18,7 +18,7 @@ from milkglass import files
 
 Layout = Literal["jsonl", "datasets"]
 BATCH = 1000  # rows at a time
-DATA = "data-00000-of-00001.arrow"
+DATA_FILE = "data-00000-of-00001.arrow"
 
 
 def write_layout(rows: Path, layout: Layout, out: Path) -> None:
@@ -39,12 +39,12 @@ def write_layout(rows: Path, layout: Layout, out: Path) -> None:
 
 def _dataset(file: pq.ParquetFile, folder: Path) -> None:
     """Writes what `Dataset.save_to_disk` writes."""
-    with (folder / DATA).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
+    with (folder / DATA_FILE).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
         for batch in file.iter_batches(BATCH):
             writer.write_batch(batch)
     info = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
     state: dict[str, Any] = {
-        "_data_files": [{"filename": DATA}], "_fingerprint": secrets.token_hex(8), "_format_columns": None,
+        "_data_files": [{"filename": DATA_FILE}], "_fingerprint": secrets.token_hex(8), "_format_columns": None,
         "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": "train",
     }  # fmt: skip
     files.write_json(folder / "dataset_info.json", info)

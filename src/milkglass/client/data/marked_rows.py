@@ -33,12 +33,12 @@ FORMAT = "milkglass-rows/1"
 SUFFIX = ".milkglass.json"
 SHA256, IDENTIFIER = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 HINT = "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
-BATCH = 4096  # rows read at a time
+ROWS_AT_A_TIME = 4096  # rows read at a time
 NUMPY: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
 
-List32, List8 = pa.list_(pa.int32()), pa.list_(pa.int8())
-COLUMNS = {"input_ids": (List32,), "attention_mask": (List8,), "token_type_ids": (List8,),
-           "labels": (pa.int32(), pa.float32(), List32)}  # fmt: skip
+INT32_LIST, INT8_LIST = pa.list_(pa.int32()), pa.list_(pa.int8())
+COLUMNS = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
+           "labels": (pa.int32(), pa.float32(), INT32_LIST)}  # fmt: skip
 
 
 @final
@@ -57,28 +57,33 @@ class RowsMark:
     @classmethod
     def read(cls, path: Path) -> RowsMark:
         """Reads the mark of a Parquet file. Raises UsageError if there is no valid one."""
-        place = beside(path)
-        if not place.is_file():
-            raise UsageError(f"{path.name} has no {place.name} beside it, so nothing says that it is scrambled", HINT)
+        mark_path = mark_path_of(path)
+        if not mark_path.is_file():
+            raise UsageError(
+                f"{path.name} has no {mark_path.name} beside it, so nothing says that it is scrambled", HINT
+            )
         try:
-            raw: Any = json.loads(place.read_text("utf-8"))
+            raw: Any = json.loads(mark_path.read_text("utf-8"))
         except (ValueError, RecursionError):
             raw = None
         fields = raw if isinstance(raw, dict) else {}
         sha256, key_id = str(fields.get("sha256")), str(fields.get("key_id"))
-        known = set(fields) == {"format", "sha256", "key_id"} and fields["format"] == FORMAT
-        if not (known and SHA256.fullmatch(sha256) and IDENTIFIER.fullmatch(key_id)):
-            raise UsageError(f"{place.name} is not a mark of the format {FORMAT}", HINT)
+        well_formed = set(fields) == {"format", "sha256", "key_id"} and fields["format"] == FORMAT
+        if not (well_formed and SHA256.fullmatch(sha256) and IDENTIFIER.fullmatch(key_id)):
+            raise UsageError(f"{mark_path.name} is not a mark of the format {FORMAT}", HINT)
         return cls(sha256, key_id)
 
 
-def beside(path: Path) -> Path:
+def mark_path_of(path: Path) -> Path:
+    """Returns where the mark of a Parquet file lies, beside it."""
     return path.with_name(path.name + SUFFIX)
 
 
 def mark(path: Path, key_id: str) -> None:
     """Writes the mark of a file that was just scrambled."""
-    files.write_json(beside(path), {"format": FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None)
+    files.write_json(
+        mark_path_of(path), {"format": FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None
+    )
 
 
 def require_marked(path: Path) -> RowsMark:
@@ -88,15 +93,15 @@ def require_marked(path: Path) -> RowsMark:
     result = RowsMark.read(path)
     if (digest := files.sha256(path)) != result.sha256:
         raise UsageError(
-            f"{path.name} is not the file that {beside(path).name} was written for: its SHA-256 is {digest[:16]}..., "
-            f"not {result.sha256[:16]}...",
+            f"{path.name} is not the file that {mark_path_of(path).name} was written for: its SHA-256 is "
+            f"{digest[:16]}..., not {result.sha256[:16]}...",
             HINT,
         )
     return result
 
 
 @contextmanager
-def to_send(path: Path) -> Iterator[Path]:
+def sendable_copy(path: Path) -> Iterator[Path]:
     """Yields what may be sent of a marked file, as a temporary file of `rows/1`. Raises UsageError without the mark."""
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
@@ -112,8 +117,8 @@ def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
         UsageError: it has other columns.
     """
     with pq.ParquetFile(path, memory_map=False) as file:
-        names = _checked_columns(path, file.schema_arrow)
-        for batch in file.iter_batches(BATCH, columns=names):
+        names = _check_columns(path, file.schema_arrow)
+        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names):
             ids, labels = batch.column("input_ids"), batch.column("labels")
             part = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
             if "token_type_ids" in names:
@@ -156,7 +161,7 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
             shutil.copyfileobj(gathered[name], file)
 
 
-def _checked_columns(path: Path, schema: pa.Schema) -> list[str]:
+def _check_columns(path: Path, schema: pa.Schema) -> list[str]:
     """Returns the names of the columns. Raises UsageError unless they are the columns of training rows."""
     names: list[str] = schema.names
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):

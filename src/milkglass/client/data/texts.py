@@ -18,7 +18,7 @@ from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
 CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
-RARE = 3  # the most occurrences in the audited text of a rare content token
+MAX_RARE_COUNT = 3  # the most occurrences in the audited text of a rare content token
 
 # A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
 # in German, every noun: a rough measure, and reports say so.
@@ -54,9 +54,9 @@ class PrivateTexts:
 
     def without(self, others: Sequences) -> PrivateTexts:
         """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
-        known = {one.tobytes() for one in others}
-        fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
-        return self.chosen(np.array(fresh, np.int64))
+        texts = {ids.tobytes() for ids in others}
+        rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
+        return self.chosen(np.array(rows, np.int64))
 
 
 def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
@@ -67,23 +67,25 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
-    plain = codec.unscrambling
+    unscrambling = codec.unscrambling
     if examples[0].kind == "chat":
-        conversations, tools = [one.messages for one in examples], [one.tools for one in examples]
-        done = plain.encode_examples(conversations, truncate=True, tools=tools)
-        original = Sequences.of(done.ids)
-        texts_of = unmarked(codec, _sent(codec, original), original)
-        return replace(texts_of, sources=np.array(done.sources, np.int64))
-    pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
-    texts = [one.text for one in examples]
-    original = Sequences.of(plain.encode(texts, pairs, truncate=True).ids)
-    scrambled = _sent(codec, original)
+        conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
+        labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
+        original = Sequences.of(labelled.ids)
+        texts_of = unmarked(codec, _send(codec, original), original)
+        return replace(texts_of, sources=np.array(labelled.sources, np.int64))
+    pairs = (
+        [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
+    )
+    texts = [example.text for example in examples]
+    original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
+    scrambled = _send(codec, original)
     if pairs is not None:
         return unmarked(codec, scrambled, original)
     return PrivateTexts(scrambled, original, *marked(codec, texts, scrambled))
 
 
-def _sent(codec: Codec, original: Sequences) -> Sequences:
+def _send(codec: Codec, original: Sequences) -> Sequences:
     """Returns ids as they would be sent: one of several is drawn as the codec draws it."""
     return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
 
@@ -102,9 +104,9 @@ def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = No
 def pieces(codec: Codec, size: int) -> list[str]:
     """Returns the decoded text of each token id below `size`, or "" if there is no such token."""
     result = [""] * size
-    there = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
-    read = codec.tokenizer.batch_decode([[number] for number in there], clean_up_tokenization_spaces=False)
-    for number, piece in zip(there, read, strict=True):
+    ids = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
+    texts = codec.tokenizer.batch_decode([[number] for number in ids], clean_up_tokenization_spaces=False)
+    for number, piece in zip(ids, texts, strict=True):
         result[number] = piece
     return result
 
@@ -122,19 +124,19 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
         return_offsets_mapping=True,
         split_special_tokens=True,
     )
-    if any(len(one) < length for one, length in zip(batch["input_ids"], ids.lengths, strict=True)):
+    if any(len(row) < length for row, length in zip(batch["input_ids"], ids.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")
     names: list[NDArray[np.bool_]] = []
     numbers: list[NDArray[np.bool_]] = []
     for text, offsets, length in zip(texts, batch["offset_mapping"], ids.lengths.tolist(), strict=True):
-        places = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
+        spans = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
         if length < len(offsets):
-            places[-1:] = 0  # a text that was cut ends in a special token
+            spans[-1:] = 0  # a text that was cut ends in a special token
         for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
-            inside = np.zeros(len(text) + 1, np.bool_)
+            is_marked = np.zeros(len(text) + 1, np.bool_)
             for result in pattern.finditer(text):
-                inside[result.start() : result.end()] = True
-            into.append(inside[np.minimum(places[:, 1] - 1, len(text))] & (places[:, 1] > places[:, 0]))
+                is_marked[result.start() : result.end()] = True
+            into.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
     return np.concatenate(names), np.concatenate(numbers)
 
 
@@ -146,7 +148,7 @@ def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.
         counts: (n,) how often each id occurs in the audited text.
     """
     ids = texts.original.ids
-    which = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
-    which[texts.names] = 1
-    which[texts.numbers] = 0
-    return which.astype(np.int64)
+    class_of = np.where(content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
+    class_of[texts.names] = 1
+    class_of[texts.numbers] = 0
+    return class_of.astype(np.int64)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.marked_rows import List8, List32, mark
+from milkglass.client.data.marked_rows import INT8_LIST, INT32_LIST, mark
 from milkglass.client.key.key import Key, permutation
 from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
@@ -58,8 +58,8 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
         )
     if train.task == "classification":
         return number_labels(in_secret_order(train.labels, key), key.info.labels)
-    known = key.info.scale
-    return known if known and train.scale and known.suits(train.scale) else train.scale
+    scale = key.info.scale
+    return scale if scale and train.scale and scale.suits(train.scale) else train.scale
 
 
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
@@ -69,10 +69,10 @@ def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
     anyone who guesses the set of names would know which number is which. Drawn under the key, all orders are equally
     likely. The server can count how often each occurs.
     """
-    listed = sorted(names)
-    info = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
-    order = permutation(subkey(key.root, key.model_digest, f"labels/{info}"), len(listed))
-    return tuple(listed[place] for place in order)
+    ordered = sorted(names)
+    info = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
+    order = permutation(subkey(key.root, key.model_digest, f"labels/{info}"), len(ordered))
+    return tuple(ordered[index] for index in order)
 
 
 def in_fresh_order(names: Sequence[str]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ BATCH = 1000  # rows tokenised and written at a time
 
 
 @dataclass(frozen=True)
-class WrittenParquet:
+class WriteCounts:
     """A file of training rows that was written.
 
     Attributes:
@@ -106,8 +106,8 @@ def write_parquet(
     max_length: int = 512,
     progress: Progress = no_progress,
     skip_long: bool = False,
-    which: NDArray[np.bool_] | None = None,
-) -> WrittenParquet:
+    selection: NDArray[np.bool_] | None = None,
+) -> WriteCounts:
     """Writes `source` scrambled: input_ids, attention_mask, labels, and token_type_ids if the model has them.
 
     Longer rows are cut and counted. `out` appears when it is complete, and is marked as scrambled (marked_rows.py)
@@ -117,28 +117,28 @@ def write_parquet(
         labels: the numbers of the labels, or the scale by which scores are sent (float32).
         max_length: the most tokens of a row.
         skip_long: whether conversations without an answer within the limit are left out. Otherwise all are refused.
-        which: (rows,) whether each row is written. None: all are.
+        selection: (rows,) whether each row is written. None: all are.
 
     Raises:
         CodecError: a row cannot be encoded.
         TooLong: conversations have no answer within the limit, or no row is left.
     """
     limit = min(max_length, codec.limit)
-    lengths, cut = list[NDArray[np.int32]](), 0
+    lengths, cut_count = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
     rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
-        for batch in batched(examples if which is None else compress(examples, which), BATCH):
-            columns, long, left = _encode_batch(codec, source, batch, labels, limit)
+        for batch in batched(examples if selection is None else compress(examples, selection), BATCH):
+            columns, too_long, unanswered_rows = _encode_batch(codec, source, batch, labels, limit)
             rows += len(batch)
-            unanswered |= {batch[place].place(source): before for place, before in left.items()}
+            unanswered |= {batch[index].place(source): start for index, start in unanswered_rows.items()}
             if len(table := pa.table(columns)):
                 writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
                 writer.write_table(table)
                 lengths.append(table["input_ids"].combine_chunks().value_lengths().to_numpy())
-                cut += len({*long} - {*left})
+                cut_count += len({*too_long} - {*unanswered_rows})
             progress(len(batch))
         if not skip_long:
             _require_answers(unanswered, rows, source, limit, codec.limit)
@@ -147,8 +147,8 @@ def write_parquet(
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         mark(out, codec.key_id)
-    every = np.concatenate(lengths)
-    return WrittenParquet(len(every), int(every.sum()), cut, tuple(unanswered))
+    all_lengths = np.concatenate(lengths)
+    return WriteCounts(len(all_lengths), int(all_lengths.sum()), cut_count, tuple(unanswered))
 
 
 def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:
@@ -163,8 +163,8 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
     if not unanswered:
         return
     verb = "has" if len(unanswered) == 1 else "have"
-    before = max(unanswered.values())
-    longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
+    start = max(unanswered.values())
+    longer = f"set --max-length to more than {start} to use them all, or " if start < most else ""
     raise TooLong(
         f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
         f"{listed([*unanswered])}",
@@ -182,52 +182,52 @@ def _encode_batch(
     numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if numbers is not None:
-            return _classified(codec, batch, numbers, limit)
+            return _encode_classified(codec, batch, numbers, limit)
         if batch[0].kind == "chat":
-            done = codec.encode_cut([one.messages for one in batch], limit, [one.tools for one in batch])
+            labelled = codec.encode_cut([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
-            done = codec.encode_causal([one.text for one in batch], limit, truncate=True)
+            labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None
-        between = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
-        raise type(error)(f"{between}: {error.message}", error.hint) from None
-    columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
-    return columns, done.long, done.unanswered
+        span = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
+        raise type(error)(f"{span}: {error.message}", error.hint) from None
+    columns = {**_id_columns(labelled.ids), "labels": _lists(labelled.labels, INT32_LIST)}
+    return columns, labelled.long, labelled.unanswered
 
 
 def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
-        return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
-    unknown = next((one for one in batch if one.label not in labels), None)
-    if unknown is not None:
+        return pa.array([labels.sent(float(str(row.label))) for row in batch], pa.float32())
+    example = next((row for row in batch if row.label not in labels), None)
+    if example is not None:
         raise CodecError(
-            f"{unknown.place(source)} has a label that the training file lacks", "use the same label names"
+            f"{example.place(source)} has a label that the training file lacks", "use the same label names"
         )
-    return pa.array([labels[str(one.label)] for one in batch], pa.int32())
+    return pa.array([labels[str(row.label)] for row in batch], pa.int32())
 
 
-def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
-    pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
-    encoded = codec.encode([one.text for one in batch], pairs, limit, truncate=True)
+def _encode_classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
+    pairs = None if batch[0].pair is None else [row.pair or "" for row in batch]
+    encoded = codec.encode([row.text for row in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
-        columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
+        columns["token_type_ids"] = _lists(encoded.token_type_ids, INT8_LIST)
     columns["labels"] = numbers
     return columns, encoded.long, {}
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
     return {
-        "input_ids": _lists(ids, List32),
-        "attention_mask": _lists([np.ones(len(one), np.int8) for one in ids], List8),
+        "input_ids": _lists(ids, INT32_LIST),
+        "attention_mask": _lists([np.ones(len(row), np.int8) for row in ids], INT8_LIST),
     }
 
 
 def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(offsets), pa.array(np.concatenate(arrays) if arrays else [], kind.value_type), type=kind
     )

@@ -46,7 +46,7 @@ from milkglass.progress import Log
 from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
-CHECKSUM = 32  # bytes
+CHECKSUM_BYTES = 32  # bytes
 MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
@@ -67,9 +67,9 @@ class KeySeal:
     def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
         """Derives a seal from a passphrase. A guess against its check costs as much as one against the seal."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
-        both = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
-        check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK_BYTES]
-        return cls(scrypt_n, salt, check, both[:32])
+        derived_bytes = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
+        check = hashlib.sha256(b"milkglass/1 passphrase check" + derived_bytes[32:]).digest()[:CHECK_BYTES]
+        return cls(scrypt_n, salt, check, derived_bytes[:32])
 
     @classmethod
     def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
@@ -81,7 +81,7 @@ class KeySeal:
     @classmethod
     def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
         """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
-        header, _ = _parsed(data, name)
+        header, _ = _parse(data, name)
         result = cls.derived(passphrase, header.scrypt_n, header.salt)
         if not hmac.compare_digest(result.check, header.check):
             raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
@@ -105,13 +105,13 @@ class KeySeal:
 
     def unseal(self, data: bytes, name: str = "this") -> Key:
         """Returns the key in a file's bytes. Raises what the function `unseal` raises."""
-        header, line = _parsed(data, name)
+        header, line = _parse(data, name)
         if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
             raise WrongPassphrase(
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
             )
         try:
-            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
+            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM_BYTES], line)
         except InvalidTag as error:
             raise TamperedKey(
                 "the key file was altered: its checksum holds and its seal does not",
@@ -135,22 +135,22 @@ def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
     return KeySeal.of(data, passphrase, name).unseal(data, name)
 
 
-def _parsed(data: bytes, name: str) -> tuple[Header, bytes]:
+def _parse(data: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line."""
-    whole = _whole(data)
-    header, line = parse(data, whole, name)
-    expected = len(line) + header.length + CHECKSUM
-    if len(data) < expected:
-        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
-    if len(data) > expected:
-        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {expected} expected", "restore a backup")
-    if not whole:
+    text = _whole(data)
+    header, line = parse(data, text, name)
+    length = len(line) + header.length + CHECKSUM_BYTES
+    if len(data) < length:
+        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {length} expected", "restore a backup")
+    if len(data) > length:
+        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {length} expected", "restore a backup")
+    if not text:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
     return header, line
 
 
 def _whole(data: bytes) -> bool:
-    return hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
+    return hashlib.sha256(data[:-CHECKSUM_BYTES]).digest() == data[-CHECKSUM_BYTES:]
 
 
 def require_key_file(path: Path) -> None:
@@ -225,8 +225,8 @@ def clear_leftovers(path: Path) -> None:
     if not leftovers(path):
         return
     with suppress(OSError), usage.locked(path, wait=False):
-        for one in leftovers(path):
-            one.unlink()
+        for leftover in leftovers(path):
+            leftover.unlink()
 
 
 @dataclass(frozen=True)
@@ -276,16 +276,16 @@ class UnlockedKey:
                 info = info.with_labels(numbers, job)
             return info if model is None else info.with_upload(model, job)
 
-        return self if numbers is None and model is None else self._changed(changed)
+        return self if numbers is None and model is None else self._change_info(changed)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
         """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
-        before = usage.read(self.path).passed()
-        for who, share, at in usage.add(self.path, texts, tokens).passed():
-            if (who, share, at) not in before:
+        passed_before = usage.read(self.path).passed()
+        for attacker, share, at in usage.add(self.path, texts, tokens).passed():
+            if (attacker, share, at) not in passed_before:
                 notice(
-                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {who} of its last "
-                    f"audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
+                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {attacker} of its "
+                    f"last audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
                 )
 
     def sealed_with(self, passphrase: str) -> UnlockedKey:
@@ -301,7 +301,7 @@ class UnlockedKey:
                 raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
         return result
 
-    def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
+    def _change_info(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
             key = self.again()

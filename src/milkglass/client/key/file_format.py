@@ -138,7 +138,7 @@ def _require_types(header: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     if set(header) != FIELDS or set(kdf) != KDF_FIELDS:
         raise ValueError("the header has other fields than version 1 defines")
     numbers = (header["version"], header["length"], kdf["n"], kdf["r"], kdf["p"])
-    if any(type(one) is not int for one in numbers):
+    if any(type(number) is not int for number in numbers):
         raise TypeError("a number of the header is not a whole number")
 
 
@@ -159,9 +159,9 @@ def format_of(key: Key) -> str:
 
 
 def pack(key: Key) -> bytes:
-    about = json.dumps(dict(key.info.document))
+    document = json.dumps(dict(key.info.document))
     arrays = {"sigma": np.asarray(key.sigma, np.int32)}
-    notes = {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)}
+    notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sum(key.sigma)}
     if key.secret is None:
         return save(arrays, {**notes, "identifier": key.identifier})
     return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
@@ -177,27 +177,27 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         arrays = load(payload)
         table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
         notes = table.get(METADATA, {})
-        about = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
+        document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
-        raise _damaged("cannot be read") from error
-    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(about, dict):
-        raise _damaged("is not what version 1 defines")
+        raise _damage("cannot be read") from error
+    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(document, dict):
+        raise _damage("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
-        raise _damaged("holds no permutation")
+        raise _damage("holds no permutation")
     if root is not None and root.shape != (ROOT_BYTES,):
-        raise _damaged("holds a root of another size than 32 bytes")
+        raise _damage("holds a root of another size than 32 bytes")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
     if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
-        raise _damaged("holds an identifier that is not of 32 hexadecimal digits")
+        raise _damage("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
-    return Key(secret, notes["model_digest"], sigma, KeyInfo(about), notes.get("identifier"))
+    return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
 
 
 def _sum(sigma: NDArray[np.int32]) -> str:
     return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
 
 
-def _damaged(fault: str) -> DamagedKey:
+def _damage(fault: str) -> DamagedKey:
     return DamagedKey(f"the content of the key file {fault}", "restore a backup")

@@ -55,12 +55,12 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     elif (base.folder / "tokenizer_config.json").is_file():
         decoder = read_model_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(number) for number, token in decoder.items() if token.get("special")}
-    return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
+    return np.array(sorted(token for token in ids if 0 <= token < vocab_size), np.int64)
 
 
-def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
+def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Scheme:
     """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
-    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **selected})
+    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **parameters})
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
@@ -107,11 +107,11 @@ def require_kind(architecture: Architecture, scheme: Scheme) -> None:
 
 def require_delta(scheme: Scheme, delta: bool) -> None:
     if delta and not scheme.supports_delta:
-        why = "coarse makes a smaller table, which no delta can hold"
+        reason = "coarse makes a smaller table, which no delta can hold"
         if scheme.needs_whole_layers:
-            what = "ObfusLM+" if scheme.plus else scheme.name
-            why = f"{what} changes every layer: a delta would be the whole model"
-        raise UsageError(why, "leave --delta out")
+            scheme_name = "ObfusLM+" if scheme.plus else scheme.name
+            reason = f"{scheme_name} changes every layer: a delta would be the whole model"
+        raise UsageError(reason, "leave --delta out")
 
 
 def cluster_order(key: Key) -> NDArray[np.int64]:
@@ -122,8 +122,8 @@ def cluster_order(key: Key) -> NDArray[np.int64]:
     little of the order inside.
     """
     if key.info.own_order:
-        own = subkey(key.root, key.model_digest, "order/embedding")
-        return permutation(own, len(key.first)).astype(np.int64)
+        order_key = subkey(key.root, key.model_digest, "order/embedding")
+        return permutation(order_key, len(key.first)).astype(np.int64)
     return np.argsort(key.first).astype(np.int64)
 
 
@@ -151,9 +151,11 @@ def scheme_of(key: Key) -> Scheme:
 def require_finite(table: torch.Tensor) -> None:
     """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
-    bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
-    if bad:
-        raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
+    infinite = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
+    if infinite:
+        raise CorruptCheckpoint(
+            f"{infinite} rows of the embedding table are not finite", "repair or fetch the model again"
+        )
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
@@ -174,7 +176,7 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
             info = info.with_responses(bytes.fromhex(draws["stream"]), draws["ids"])
         return replace(child, info=info)
     if clusters == "kept":
-        known = parent if parent.groups is not None else with_groups(base, parent, stage)
-        assert known.groups is not None
-        info = info.with_groups(packed_groups(known.groups, architecture_of(base).vocab_size))
+        grouped = parent if parent.groups is not None else with_groups(base, parent, stage)
+        assert grouped.groups is not None
+        info = info.with_groups(packed_groups(grouped.groups, architecture_of(base).vocab_size))
     return replace(child, info=info)

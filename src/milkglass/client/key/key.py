@@ -146,24 +146,24 @@ class KeyInfo:
     def knows(self, model: str) -> bool:
         """Returns whether a server's name is of a model that this machine uploaded, or began to fine-tune."""
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
-        numbers = [found[1] for job in jobs if (found := JOB.fullmatch(job))]
+        numbers = [match[1] for job in jobs if (match := JOB.fullmatch(job))]
         return model in self.uploads or any(number in model for number in numbers)
 
     def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
         """Adds the name of an uploaded model, and the job that fine-tunes it if there is one."""
         jobs = self.document.get("jobs") or []
-        more = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
+        noted = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
         names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
-        return self._with(**names, **more)
+        return self._with(**names, **noted)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """Returns the label names of a fine-tuned model, or None if it is not known."""
-        return next((labels for job, labels in self.labels_by_job.items() if _made(job, model)), None)
+        return next((labels for job, labels in self.labels_by_job.items() if _job_made(job, model)), None)
 
     def scale_of(self, model: str, job: str) -> Scale | None:
         """Returns the scale of a fine-tuned model, by its name or else by its job."""
         scales = self.scales_by_job
-        return next((scale for one, scale in scales.items() if _made(one, model)), scales.get(job))
+        return next((scale for one, scale in scales.items() if _job_made(one, model)), scales.get(job))
 
     # --- changed ------------------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
@@ -191,10 +191,10 @@ class KeyInfo:
 
     def for_codec(self, shares: bool) -> KeyInfo:
         """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
-        needed = CODEC_NEEDS | ({"groups"} if shares else set())
-        kept = {name: value for name, value in self.document.items() if name in needed}
+        names = CODEC_NEEDS | ({"groups"} if shares else set())
+        document = {name: value for name, value in self.document.items() if name in names}
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
-        return KeyInfo({**kept, "scheme": scheme})
+        return KeyInfo({**document, "scheme": scheme})
 
     def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
         return self._with(job={"name": name, "parent": parent, "clusters": clusters})
@@ -203,7 +203,7 @@ class KeyInfo:
         return KeyInfo({**self.document, **changes})
 
 
-def _made(job: str, model: str) -> bool:
+def _job_made(job: str, model: str) -> bool:
     """Returns whether a job made a model: the model's name contains the job's number."""
     return job.removeprefix("ftjob-") in model
 
@@ -235,7 +235,7 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
 def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
     """Returns a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
-    hashes = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=16).digest() for one in movable]
+    hashes = [hashlib.blake2b(int(token).to_bytes(8, "little"), key=key, digest_size=16).digest() for token in movable]
     sigma = np.arange(n, dtype=np.int32)
     sigma[movable[sorted(range(len(movable)), key=hashes.__getitem__)]] = movable
     return sigma
@@ -429,5 +429,5 @@ def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
     except (ValueError, zlib.error) as error:
         raise DamagedKey("the clusters in the key file cannot be read", "restore a backup") from error
     order = np.argsort(number, kind="stable")
-    inside = order[number[order] >= 0]
-    return np.split(inside, np.flatnonzero(np.diff(number[inside])) + 1) if len(inside) else []
+    members = order[number[order] >= 0]
+    return np.split(members, np.flatnonzero(np.diff(number[members])) + 1) if len(members) else []

@@ -15,8 +15,8 @@ from milkglass.errors import WeakPassphrase
 
 REQUIRED_GUESSES = 10**10
 SECONDS_A_GUESS = 0.4
-WORDS = 10  # 11 bits each, 110 bits in all
-ESTIMATED = 72  # characters that are judged: zxcvbn's time grows with the square of the length
+WORD_COUNT = 10  # 11 bits each, 110 bits in all
+MAX_ESTIMATED_LETTERS = 72  # characters that are judged: zxcvbn's time grows with the square of the length
 UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
@@ -24,7 +24,7 @@ def guesses(passphrase: str) -> int:
     """Estimates how many guesses an attacker needs who tries likely passphrases first."""
     from zxcvbn import zxcvbn
 
-    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:ESTIMATED])["guesses"])
+    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:MAX_ESTIMATED_LETTERS])["guesses"])
 
 
 def weakness(passphrase: str) -> str | None:
@@ -33,8 +33,8 @@ def weakness(passphrase: str) -> str | None:
     if count >= REQUIRED_GUESSES:
         return None
     return (
-        f"the passphrase is weak: about {_rounded(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of one "
-        f"processor core; at least {_rounded(REQUIRED_GUESSES)} guesses are required"
+        f"the passphrase is weak: about {_round_words(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of "
+        f"one processor core; at least {_round_words(REQUIRED_GUESSES)} guesses are required"
     )
 
 
@@ -51,19 +51,19 @@ def generated() -> str:
     from mnemonic import Mnemonic
 
     words = Mnemonic("english").wordlist
-    return "-".join(secrets.choice(words) for _ in range(WORDS))
+    return "-".join(secrets.choice(words) for _ in range(WORD_COUNT))
 
 
 def duration(seconds: float) -> str:
     """Returns a duration as "25 seconds", "2 days" or "127 years", rounded down; or "less than a second"."""
-    for unit, length in UNITS:
+    for noun, length in UNITS:
         if seconds >= length:
             count = int(seconds / length)
-            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+            return f"{count:,} {noun}{'' if count == 1 else 's'}"
     return "less than a second"
 
 
-def _rounded(count: int) -> str:
+def _round_words(count: int) -> str:
     """Returns a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
     if count < 1000:
         return str(count)

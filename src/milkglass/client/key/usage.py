@@ -23,7 +23,7 @@ from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
-OPTIONAL = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
+OPTIONAL_FIELDS = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
 MOST_AUDITS = 20  # the newest records that are kept
 
 
@@ -56,9 +56,9 @@ class Usage:
         """Returns (attacker, share, tokens) for the highest threshold of the audits that each attacker has passed."""
         result = []
         for attacker, shares in self.spent.items():
-            over = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
-            if over:
-                tokens, share = max(over)
+            reached = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
+            if reached:
+                tokens, share = max(reached)
                 result.append((attacker, share, tokens))
         return result
 
@@ -94,8 +94,8 @@ def add(key: Path, texts: int, tokens: int) -> Usage:
     return result
 
 
-def _with_job(known: Usage, name: str, tokens: int) -> Usage:
-    return replace(known, jobs={**known.jobs, name: known.jobs.get(name, 0) + tokens})
+def _with_job(usage: Usage, name: str, tokens: int) -> Usage:
+    return replace(usage, jobs={**usage.jobs, name: usage.jobs.get(name, 0) + tokens})
 
 
 def derived(key: Path, parent: Path) -> None:
@@ -111,8 +111,8 @@ def handed_on(key: Path, parent: Path) -> None:
     Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
     machine.
     """
-    known = read(parent)
-    _change(key, lambda _: replace(known, texts=0, tokens=0, parent="", jobs={}))
+    usage = read(parent)
+    _change(key, lambda _: replace(usage, texts=0, tokens=0, parent="", jobs={}))
 
 
 def rated(key: Path, rate: Mapping[str, float]) -> None:
@@ -127,7 +127,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
         tokens: the share of their tokens that the strongest attack read; nan for none. `content`: of content tokens.
         finished: whether no attack was left that may read more.
     """
-    shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
+    shares = {name: None if math.isnan(value) else value for name, value in (("tokens", tokens), ("content", content))}
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
 
 
@@ -136,25 +136,28 @@ def audited(
 ) -> Usage:
     """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""
 
-    def joined(known: Usage) -> Usage:
-        worst = {who: _worse(known.spent.get(who, {}), spent.get(who, {})) for who in {**known.spent, **spent}}
-        audits = [*known.audits, *([] if record is None else [record])][-MOST_AUDITS:]
-        most = max(known.measured, measured)
-        return replace(known, audited=time.time(), spent=worst, measured=most, audits=audits)
+    def joined(usage: Usage) -> Usage:
+        spent_by = {
+            attacker: _worse(usage.spent.get(attacker, {}), spent.get(attacker, {}))
+            for attacker in {**usage.spent, **spent}
+        }
+        audits = [*usage.audits, *([] if record is None else [record])][-MOST_AUDITS:]
+        most = max(usage.measured, measured)
+        return replace(usage, audited=time.time(), spent=spent_by, measured=most, audits=audits)
 
     return _change(key, joined)
 
 
-def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+def _worse(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """Returns for each share the fewer tokens, in ascending order of the shares."""
-    both = {share: min(part[share] for part in (one, other) if share in part) for share in {**one, **other}}
+    both = {share: min(part[share] for part in (first, second) if share in part) for share in {**first, **second}}
     return dict(sorted(both.items(), key=lambda result: float(result[0].split()[0])))
 
 
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: one for name, one in asdict(usage).items() if one or name not in OPTIONAL}
+        info = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
         files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 

@@ -21,7 +21,7 @@ from milkglass.client.obfuscate.plus import OneHeld, ReadOnce, TransformedRows
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
-from milkglass.models.families.layers import LayerLayout, Residual
+from milkglass.models.families.layers import LayerLayout, ResidualStream
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
@@ -108,39 +108,39 @@ class _Changes:
     """Computes the uploaded form of each tensor. Tensors of a layer follow each other: few secrets are in memory."""
 
     base: Checkpoint
-    residual: Residual
+    residual: ResidualStream
     layout: LayerLayout
     keys: CovariantKeys
     layer: Callable[[int], LayerKeys]
 
     def gain(self, norm: str) -> torch.Tensor:
-        return self.residual.unit + self.base.read(norm).double()
+        return self.residual.gain_offset + self.base.read(norm).double()
 
-    def inside(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def inner(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns rows (fp64) of a tensor that reads the stream, under the secrets of its layer."""
-        number, part = self.layout.places[name]
-        return self.layer(number).rows(part, whole.double())
+        number, part = self.layout.part_of[name]
+        return self.layer(number).rows(part, tensor.double())
 
-    def reader(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        folded = whole.double() * self.gain(self.residual.readers[name])
-        return (self.inside(name, folded) @ self.keys.reading(name).T).to(whole.dtype)
+    def reader(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        folded = tensor.double() * self.gain(self.residual.readers[name])
+        return (self.inner(name, folded) @ self.keys.reading(name).T).to(tensor.dtype)
 
-    def writer(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        number, part = self.layout.places[name]
-        return (self.keys.writing(name).T @ self.layer(number).columns(part, whole.double())).to(whole.dtype)
+    def writer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        number, part = self.layout.part_of[name]
+        return (self.keys.writing(name).T @ self.layer(number).columns(part, tensor.double())).to(tensor.dtype)
 
-    def bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a bias that is added to the stream. Like every writer it can have its own P."""
-        return (whole.double() @ self.keys.writing(name)).to(whole.dtype)
+        return (tensor.double() @ self.keys.writing(name)).to(tensor.dtype)
 
-    def inner_bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        return self.inside(name, whole).to(whole.dtype)
+    def inner_bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return self.inner(name, tensor).to(tensor.dtype)
 
 
 def transformed(
     base: Checkpoint,
     architecture: Architecture,
-    residual: Residual,
+    residual: ResidualStream,
     key: Key,
     tables: Mapping[str, RowBlocks],
     head: str,
@@ -169,13 +169,15 @@ def transformed(
         (residual.readers, changes.reader),
         (residual.writers, changes.writer),
         (residual.biases, changes.bias),
-        (sorted(set(layout.places) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
+        (sorted(set(layout.part_of) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
     )
-    held = OneHeld()
+    holder = OneHeld()
     for names, change in kinds:
-        result |= {name: ReadOnce(base, name, partial(change, name), held) for name in names}
+        result |= {name: ReadOnce(base, name, partial(change, name), holder) for name in names}
     for name in residual.norms:
-        result[name] = ReadOnce(base, name, lambda whole: torch.full((d,), 1 - residual.unit, dtype=whole.dtype), held)
+        result[name] = ReadOnce(
+            base, name, lambda whole: torch.full((d,), 1 - residual.gain_offset, dtype=whole.dtype), holder
+        )
     return result, _shapes(base, residual, tables, d)
 
 
@@ -190,7 +192,7 @@ def _deviation(base: Checkpoint, name: str, share: float) -> float:
 
 
 def _shapes(
-    base: Checkpoint, residual: Residual, tables: Mapping[str, RowBlocks], width: int
+    base: Checkpoint, residual: ResidualStream, tables: Mapping[str, RowBlocks], width: int
 ) -> dict[str, tuple[int, ...]]:
     old = {name: base.tensors[name].shape for name in base.tensors}
     last = {name: (*old[name][:-1], width) for name in (*tables, *residual.readers, *residual.norms, *residual.biases)}

@@ -17,13 +17,13 @@ import torch
 from milkglass.client.key.key import Key, permutation
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
-from milkglass.models.families.layers import Residual
+from milkglass.models.families.layers import ResidualStream
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.obfuslm_plus import Plus, Turn
 
-COLUMNS = 4096  # rows of the table that are transposed at a time
+ROWS_AT_A_TIME = 4096  # rows of the table that are transposed at a time
 
 
 def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint, str]:
@@ -42,8 +42,8 @@ def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stag
     """Returns W* and sigma* of this key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)
     columns = torch.empty(0)  # in the table's dtype, once that is known: fp32 would be twice as much
-    for start in range(0, count, COLUMNS):
-        stop = min(count, start + COLUMNS)
+    for start in range(0, count, ROWS_AT_A_TIME):
+        stop = min(count, start + ROWS_AT_A_TIME)
         rows = table.block(start, stop)
         columns = columns if start else rows.new_empty(width, count)
         columns[:, start:stop] = rows.T
@@ -106,18 +106,18 @@ class ReadOnce:
     held: OneHeld
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        whole = self.held.get(self.name, lambda: self.change(self.base.read(self.name)))
-        if stop == len(whole):
+        tensor = self.held.get(self.name, lambda: self.change(self.base.read(self.name)))
+        if stop == len(tensor):
             self.held.tensor = None
-        return whole[start:stop].clone()
+        return tensor[start:stop].clone()
 
 
 def turned(
-    base: Checkpoint, residual: Residual, turn: Turn, tables: Mapping[str, RowBlocks], head: str
+    base: Checkpoint, residual: ResidualStream, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
-    held = OneHeld()
-    gain = {name: residual.unit + base.read(name).float() for name in residual.norms}
+    holder = OneHeld()
+    gain = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
     result: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
         if name == head:
@@ -125,9 +125,9 @@ def turned(
         else:
             result[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
-        result[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), held)  # type: ignore[misc]
+        result[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), holder)  # type: ignore[misc]
     for name in (*residual.writers, *residual.biases):
-        result[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), held)
+        result[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
     for name in residual.norms:
-        result[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.unit), held)
+        result[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
     return result

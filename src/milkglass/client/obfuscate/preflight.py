@@ -9,7 +9,7 @@ import numpy as np
 
 from milkglass import files
 from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids
-from milkglass.client.layout import tokenizer_digest, unknown
+from milkglass.client.layout import tokenizer_digest, unknown_tensor_names
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
@@ -19,7 +19,7 @@ from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
-SPARE = 16 << 20  # bytes that are left free for configs and the key
+SPARE_BYTES = 16 << 20  # bytes that are left free for configs and the key
 MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
 
 
@@ -37,9 +37,9 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
     _require_padding(base, architecture, scheme)
-    if odd := unknown(base.tensors):  # a folder with them could not be uploaded
+    if unknown_names := unknown_tensor_names(base.tensors):  # a folder with them could not be uploaded
         raise ModelError(
-            f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
+            f"{len(unknown_names)} tensors have names that no supported model has, the first is {unknown_names[0]!r}",
             "save the model with save_pretrained of its own class",
         )
     require_layers(base, architecture, scheme)
@@ -79,13 +79,13 @@ def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Schem
 
 def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
     """Raises UsageError if the disk lacks room for the folder. What an interrupted run wrote is subtracted."""
-    begun = out.with_name(f".{out.name}.partial")
-    there = sum(one.stat().st_size for one in begun.iterdir() if one.is_file()) if begun.is_dir() else 0
-    needed = written(base, scheme, delta) - there
+    partial = files.partial_folder(out)
+    on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
+    required = written(base, scheme, delta) - on_disk
     free = shutil.disk_usage(files.nearest_parent(out)).free
-    if free < needed + SPARE:
+    if free < required + SPARE_BYTES:
         raise UsageError(
-            f"{out} takes {needed / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",
+            f"{out} takes {required / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",
             "free some, or give a place on another disk" + ("" if delta else "; --delta writes the tables alone"),
         )
 
@@ -94,10 +94,10 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
     architecture = architecture_of(base)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
-    kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
+    others_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
     untied = scheme.needs_whole_layers and not architecture.heads
-    same = kept + tables * scheme.copies * (2 if untied else 1)
-    return same * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
+    unchanged_bytes = others_bytes + tables * scheme.copies * (2 if untied else 1)
+    return unchanged_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 
 def largest(base: Checkpoint, scheme: Scheme) -> int:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.key.generate import cluster_order, require_delta, require_finite, reserved_ids, scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.layout import KEY_ID, MARKED, MARKER
+from milkglass.client.layout import KEY_ID, MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
@@ -68,7 +68,7 @@ class _Scrambled:
         return self.base.mapped(self.name)
 
 
-def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
+def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
     """Returns the mixture of the table's rows by the key's scheme."""
     require_finite(table)
     order, special = cluster_order(key), reserved_ids(base, len(table))
@@ -82,19 +82,21 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
-    tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied(base)
+    tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied_entry(base)
     sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
-    return Configs({**result.config, KEY_ID: key.identifier} | tied | sizes | _widened(base, key), result.generation)
+    return Configs(
+        {**result.config, KEY_ID: key.identifier} | tied | sizes | _wider_sizes(base, key), result.generation
+    )
 
 
-def _tied(base: Checkpoint) -> dict[str, bool]:
+def _tied_entry(base: Checkpoint) -> dict[str, bool]:
     """Ties a decoder's head that its config announces and its weights lack: Transformers would draw one at random."""
     from milkglass.models.soundness import lacks_head
 
     return {"tie_word_embeddings": True} if lacks_head(base) else {}
 
 
-def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
+def _wider_sizes(base: Checkpoint, key: Key) -> dict[str, int]:
     """Returns the sizes to write for a wider residual stream, since a head's size does not follow from its width."""
     scheme, architecture = scheme_of(key), architecture_of(base)
     if not scheme.needs_heads:
@@ -155,7 +157,7 @@ def replacements(
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
-    mixture = mixture or mix(base, key, base.mapped(architecture.table), stage)
+    mixture = mixture or mixture_of(base, key, base.mapped(architecture.table), stage)
     slot_of_id = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
         tensors = {name: _Scrambled(base, name, mixture, slot_of_id) for name in architecture.touched}
@@ -178,7 +180,7 @@ def scramble(
     key: Key,
     out: Path,
     delta: bool = False,
-    progress: Stage = no_stage,
+    stage: Stage = no_stage,
     mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Promise:
@@ -195,16 +197,16 @@ def scramble(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
     require_delta(scheme_of(key), delta)
-    about = json.dumps([delta, dict(key.info.document)]).encode()
-    job = hashlib.sha256(about + key.stream("staging").words(8).tobytes())
+    document = json.dumps([delta, dict(key.info.document)]).encode()
+    job = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())
-    result = replacements(base, architecture, key, progress, mixture, turn)
+    result = replacements(base, architecture, key, stage, mixture, turn)
     configs = scrambled_configs(base, key)
-    write_json(staging.folder / MARKER, MARKED)
+    write_json(staging.folder / MARKER, MARKER_CONTENT)
     if delta:
         total = sum(result.base.tensors[name].bytes for name in result.tensors)
-        write_delta(result.base, key.model_digest, result.tensors, configs, staging, progress("write", total))
+        write_delta(result.base, key.model_digest, result.tensors, configs, staging, stage("write", total))
     else:
         total = sum(ref.bytes for ref in result.base.tensors.values())
-        rewrite(result.base, result.tensors, configs, staging, progress("write", total))
+        rewrite(result.base, result.tensors, configs, staging, stage("write", total))
     return replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)

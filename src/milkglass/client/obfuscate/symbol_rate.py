@@ -72,23 +72,23 @@ def rate_of(
         exempt: ids of tokens to which the limits do not apply (`Coarse.exempt`).
     """
     numbers, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
-    mass, alone = mass_of(counts), np.isin(np.arange(size), numbers[exempt])
+    mass, is_exempt = mass_of(counts), np.isin(np.arange(size), numbers[exempt])
     bits, share = bits_and_shares(numbers, mass, size)
-    unmet = ~alone & scheme.limits.broken(bits, share)
+    unmet = ~is_exempt & scheme.limits.broken(bits, share)
     commonest = np.zeros(len(numbers), np.bool_)
     order = np.lexsort((np.arange(len(numbers)), -mass, numbers))
     commonest[order[np.unique(numbers[order], return_index=True)[1]]] = True
     running, responses = np.bincount(numbers, sent, size), responses_in(scheme)
-    named = read_by_name(numbers, mass, commonest, responses)
+    read_mass = read_by_name(numbers, mass, commonest, responses)
     return SymbolRate(
         ids=size,
         most_bits=most_bits(size, responses),
         bits=bits_in(running, responses),
-        running=_share(sent, named),
-        content=_share(np.where(content, sent, 0), named),
-        symbols=int((~alone).sum()),
-        alone=int(alone.sum()),
-        alone_running=_share(running, alone),
+        running=_share(sent, read_mass),
+        content=_share(np.where(content, sent, 0), read_mass),
+        symbols=int((~is_exempt).sum()),
+        alone=int(is_exempt.sum()),
+        alone_running=_share(running, is_exempt),
         unmet=int(unmet.sum()),
         unmet_running=_share(running, unmet),
         epsilon=scheme.epsilon or 0.0,
@@ -113,10 +113,10 @@ def read_by_name(
         return result
     at = np.flatnonzero(commonest & np.isin(numbers, responses.values))
     top = at[mass[at].argmax()]  # of all exchanged symbols: it is sent as any of them
-    other = (1 - responses.kept) / (len(responses.values) - 1)
-    better = mass[top] * other > mass[at] * responses.kept
-    result[at] = np.where(better, 0.0, responses.kept)
-    result[top] = responses.kept + other * better.sum()
+    exchanged = (1 - responses.kept) / (len(responses.values) - 1)
+    is_exchanged = mass[top] * exchanged > mass[at] * responses.kept
+    result[at] = np.where(is_exchanged, 0.0, responses.kept)
+    result[top] = responses.kept + exchanged * is_exchanged.sum()
     return result
 
 
@@ -138,12 +138,12 @@ def most_bits(size: int, responses: RandomisedResponse | None) -> float:
 def bits_in(occurrences: NDArray[np.number], responses: RandomisedResponse | None) -> float:
     """Returns bits a token of a text, by the occurrences (m',) of its ids; 0 for an empty text."""
     sent = occurrences if responses is None else responses.sent(occurrences)
-    used = sent[sent > 0] / max(1, sent.sum())
+    probabilities = sent[sent > 0] / max(1, sent.sum())
     chance = 0.0 if responses is None else responses.noise_bits * _share(occurrences, responses.values)
-    return max(0.0, float(-(used * np.log2(used)).sum()) - chance)
+    return max(0.0, float(-(probabilities * np.log2(probabilities)).sum()) - chance)
 
 
-def _share(amounts: NDArray[np.number], which: NDArray[np.number] | NDArray[np.bool_]) -> float:
-    """Returns a share of all amounts. `which` is a mask, indices, or how much of each counts."""
-    whole, counted = float(amounts.sum()), amounts * which if which.dtype.kind == "f" else amounts[which]
+def _share(amounts: NDArray[np.number], selection: NDArray[np.number] | NDArray[np.bool_]) -> float:
+    """Returns a share of all amounts. `selection` is a mask, indices, or how much of each counts."""
+    whole, counted = float(amounts.sum()), amounts * selection if selection.dtype.kind == "f" else amounts[selection]
     return float(counted.sum()) / whole if whole else 0.0

@@ -42,7 +42,7 @@ from milkglass.sequences import Sequences
 
 BATCH = 512  # tokens at a time
 FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
-THOUSANDTHS = 1000
+PROGRESS_STEPS = 1000
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
@@ -50,47 +50,49 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
     table = architecture_of(base).table
     if kind == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
-    before, after = special_around(load_tokenizer(base.folder))
+    prefix, suffix = special_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
     progress = stage("vectors of tokens", size)
-    loaded: list[Any] = []  # only where a block is missing
+    models: list[Any] = []  # only where a block is missing
 
     def encoded(ids: torch.Tensor) -> Floats:
-        if not loaded:
-            loaded.append(body(base).eval())
+        if not models:
+            models.append(body(base).eval())
         with torch.inference_mode():
-            return _encoded(loaded[0], ids, before, after, progress)
+            return _encode(models[0], ids, prefix, suffix, progress)
 
     if size < FILE_TOKENS:
         return encoded(torch.arange(size))
-    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, before, after])
+    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, prefix, suffix])
     blocks = torch.arange(size).split(FILE_TOKENS)
     result = np.empty((0, 0), np.float32)
     for number, ids in enumerate(blocks):
-        some = _kept(f"{digest}-{number}", ids, encoded, progress)
-        result = result if number else np.empty((size, some.shape[1]), np.float32)
-        result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = some
+        vectors = _cached_vectors(f"{digest}-{number}", ids, encoded, progress)
+        result = result if number else np.empty((size, vectors.shape[1]), np.float32)
+        result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
     return result
 
 
-def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
+def _cached_vectors(
+    name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress
+) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
-    stored = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
+    arrays = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
     if keep.reused:
         progress(len(ids))
-    return stored["vectors"]
+    return arrays["vectors"]
 
 
-def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:
+def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress) -> Floats:
     """Returns for each token, alone in a text, the mean of the last states over all places, special ones too."""
     around = partial(torch.tensor, dtype=torch.long)
     parts = []
-    for some in ids.split(BATCH):
+    for batch in ids.split(BATCH):
         rows = torch.cat(
-            [around(before).repeat(len(some), 1), some[:, None], around(after).repeat(len(some), 1)], dim=1
+            [around(prefix).repeat(len(batch), 1), batch[:, None], around(suffix).repeat(len(batch), 1)], dim=1
         )
         parts.append(model(input_ids=rows).last_hidden_state.mean(1))
-        progress(len(some))
+        progress(len(batch))
     return torch.cat(parts).numpy().astype(np.float32)
 
 
@@ -131,11 +133,11 @@ def counted(base: Checkpoint, data: Source, public: Source | None, regression: b
     texts = encoded(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
-    own = _ordinary(texts.counts(size), special, data)
+    own_counts = _ordinary(texts.counts(size), special, data)
     if public is None:
-        return CountedTexts(task, own, None, special)
+        return CountedTexts(task, own_counts, None, special)
     counts = encoded(codec, examples_of(public)).original.counts(size)
-    return CountedTexts(task, own, _ordinary(counts, special, public), special)
+    return CountedTexts(task, own_counts, _ordinary(counts, special, public), special)
 
 
 def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
@@ -152,7 +154,7 @@ def counted_corpus(
     """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.unscrambling.encode(texts, pairs, truncate=True).ids)
-    numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
+    numbers, scores = np.array(labels, np.float64), any(isinstance(label, float) for label in labels)
     if scores:
         scale = Scale.of(numbers.tolist())
         numbers = (numbers - scale.mean) / scale.spread
@@ -164,9 +166,9 @@ def counted_corpus(
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
     if scale is not None:
-        return TaskTexts(texts, np.array([scale.sent(float(str(one.label))) for one in examples]), 0)
+        return TaskTexts(texts, np.array([scale.sent(float(str(example.label))) for example in examples]), 0)
     numbers = {name: number for number, name in enumerate(names)}
-    return TaskTexts(texts, np.array([numbers[str(one.label)] for one in examples], np.float64), len(names))
+    return TaskTexts(texts, np.array([numbers[str(example.label)] for example in examples], np.float64), len(names))
 
 
 def coarse_key(
@@ -191,8 +193,8 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
     """Returns the rows without those that `finetune` would hold out."""
     if task is None:
         return None
-    kept = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
-    return replace(task, texts=task.texts.chosen(kept), labels=task.labels[kept])
+    rows = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
+    return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
 
 
 def mapped(
@@ -208,4 +210,4 @@ def mapped(
         labelled=texts.task,
         vectors=partial(token_vectors, base, stage=stage),
     )
-    return scheme.found(evidence, draws, stage("find symbols", THOUSANDTHS))
+    return scheme.found(evidence, draws, stage("find symbols", PROGRESS_STEPS))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client import layout
-from milkglass.client.layout import MARKER, TOKENIZER
+from milkglass.client.layout import MARKER, TOKENIZER_NAMES
 from milkglass.client.model_config import LABELS, NAMES, WORD, tells
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
@@ -21,10 +21,10 @@ from milkglass.models.safetensors_header import has_notes, read_header
 INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
 DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
 CONFIGS = ("config.json", "generation_config.json")
-COUNTED = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
+SIZE_ENTRIES = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
-NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
-ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
+NUMBERED_LABEL = re.compile(r"LABEL_[0-9]{1,5}")
+ORIGINS_HINT = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
 USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -50,8 +50,8 @@ class Outgoing:
         """Returns config, generation_config, index and delta as they are sent."""
         index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
-            sent = {file.name: name for name, file in self.weights.items()}
-            index["weight_map"] = {tensor: sent[file] for tensor, file in index["weight_map"].items()}
+            outgoing_name = {file.name: name for name, file in self.weights.items()}
+            index["weight_map"] = {tensor: outgoing_name[file] for tensor, file in index["weight_map"].items()}
         return {
             "config": json_file(self.folder / "config.json"),
             "generation_config": json_file(self.folder / "generation_config.json"),
@@ -72,31 +72,31 @@ def require_scrambled(folder: Path) -> list[Path]:
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
-    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER.fullmatch(p.name))
+    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER_NAMES.fullmatch(p.name))
     if strays:
         raise UsageError(
-            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS
+            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT
         )
     for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
         if content is not None and (name := next(TELLING.get(file, _config_telling)(content), None)):
-            shown = name if WORD.fullmatch(name) else "notes"
-            raise UsageError(f"{file} of {folder.name} holds {shown}, which no scrambled model has", ORIGINS)
+            shown_name = name if WORD.fullmatch(name) else "notes"
+            raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS_HINT)
     if not (folder / MARKER).is_file():
-        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
-    places = _places(folder)
-    if not places:
-        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS)
-    if missing := sorted(name for name in places if not (folder / name).is_file()):
-        raise ModelNotFound(f"{folder} lacks {missing[0]}", "give the folder that `milkglass obfuscate` wrote")
-    if others := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in places):
+        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS_HINT)
+    tensors_of = _places(folder)
+    if not tensors_of:
+        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS_HINT)
+    if absent := sorted(name for name in tensors_of if not (folder / name).is_file()):
+        raise ModelNotFound(f"{folder} lacks {absent[0]}", "give the folder that `milkglass obfuscate` wrote")
+    if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_of):
         raise UsageError(
-            f"{folder.name} holds {others[0]}, which is not a file of this model",
+            f"{folder.name} holds {unlisted[0]}, which is not a file of this model",
             "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
         )
-    for name, tensors in places.items():
+    for name, tensors in tensors_of.items():
         _require_plain_weights(folder / name, tensors)
-    return [folder / name for name in sorted(places)]
+    return [folder / name for name in sorted(tensors_of)]
 
 
 def require_sound(folder: Path) -> None:
@@ -115,7 +115,7 @@ def require_sound(folder: Path) -> None:
 def others_in(folder: Path) -> list[str]:
     """Returns the names in a folder that are not sent: neither weights nor a config of the model."""
     sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
-    return sorted(one.name for one in folder.iterdir() if one.name not in sent)
+    return sorted(path.name for path in folder.iterdir() if path.name not in sent)
 
 
 def _places(folder: Path) -> dict[str, set[str] | None]:
@@ -125,12 +125,12 @@ def _places(folder: Path) -> dict[str, set[str] | None]:
     index = json_file(folder / INDEX)
     if index is None:
         return {"model.safetensors": None}
-    places: dict[str, set[str] | None] = {}
+    tensors_of: dict[str, set[str] | None] = {}
     for tensor, file in index["weight_map"].items():
-        held = places.setdefault(file, set())
-        assert held is not None
-        held.add(tensor)
-    return places
+        tensors = tensors_of.setdefault(file, set())
+        assert tensors is not None
+        tensors.add(tensor)
+    return tensors_of
 
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
@@ -139,13 +139,15 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
         raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
-    if odd := layout.unknown(result):
+    if unknown := layout.unknown_tensor_names(result):
         raise UsageError(
-            f"{file.name} holds {len(odd)} tensors of names that no supported model has, the first is {odd[0]!r}", hint
+            f"{file.name} holds {len(unknown)} tensors of names that no supported model has, the first is "
+            f"{unknown[0]!r}",
+            hint,
         )
     if tensors is not None and set(result) != tensors:
-        wrong = min(set(result) ^ tensors)
-        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {wrong!r}", hint)
+        tensor = min(set(result) ^ tensors)
+        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {tensor!r}", hint)
 
 
 # The entries of a folder's JSON files that scrambling would have taken out or numbered, nested ones too.
@@ -160,7 +162,7 @@ def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
 def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         if name in NAMES or name in LABELS:
-            if value and not (name in LABELS and _numbered(name, value)):
+            if value and not (name in LABELS and _is_numbered(name, value)):
                 yield name
         elif tells(name, value):
             yield name
@@ -171,22 +173,24 @@ def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
 def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
     """Yields unexpected entries of an index, which says only where tensors are and how large they are together."""
     yield from (name for name in index if name not in ("metadata", "weight_map"))
-    sizes, places = index.get("metadata") or {}, index.get("weight_map")
-    if not isinstance(sizes, Mapping) or not isinstance(places, Mapping):
+    sizes, tensor_files = index.get("metadata") or {}, index.get("weight_map")
+    if not isinstance(sizes, Mapping) or not isinstance(tensor_files, Mapping):
         yield "metadata"
         return
-    yield from (n for n, size in sizes.items() if n not in COUNTED or not isinstance(size, int | float))
-    yield from (str(n) for n, file in places.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
+    yield from (n for n, size in sizes.items() if n not in SIZE_ENTRIES or not isinstance(size, int | float))
+    yield from (str(n) for n, file in tensor_files.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
 
 
 TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
 
 
-def _numbered(name: str, value: Any) -> bool:
+def _is_numbered(name: str, value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
     numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
-    return all(str(one).isdecimal() for one in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
+    return all(str(number).isdecimal() for number in numbers) and all(
+        NUMBERED_LABEL.fullmatch(str(text)) for text in texts
+    )
 
 
 def json_file(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKED, MARKER, TOKENIZER
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
 from milkglass.models.families import architecture_of
@@ -19,38 +19,42 @@ from milkglass.models.safetensors_header import TensorRef, has_notes, read_heade
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 
-COMPARED = 128  # rows that are compared at a time, in fp32
+ROWS_AT_A_TIME = 128  # rows that are compared at a time, in fp32
 ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
 
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one comparison with what the key gives. `detail` counts, and names what is wrong."""
+
     name: str
     passed: bool
     detail: str
 
 
-def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) -> list[Check]:
+def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> list[Check]:
     """Compares `out`, a folder or a delta, with what base and key give, file by file.
 
     Anything unexpected is a failure: it could be something that must not leave.
     """
     delta = (out / DELTA_CONFIG).is_file()
-    written = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
-    result = replacements(base, architecture_of(base), key, progress)
+    tensors = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
+    result = replacements(base, architecture_of(base), key, stage)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
     base, replaced = result.base, result.tensors
-    kept = set() if delta else set(base.tensors) - set(replaced)
-    total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
-    advance = progress("compare", total)
-    wrong = [n for n in replaced if n not in written or not _equal(base.tensors[n], written[n], replaced[n], advance)]
-    changed = [n for n in sorted(kept & set(written)) if not _same_bytes(base.tensors[n], written[n], advance)]
-    noted = sorted(file.name for file in {ref.file for ref in written.values()} if has_notes(file))
-    odd = sorted(set(written) ^ (set(replaced) | kept))
+    unchanged = set() if delta else set(base.tensors) - set(replaced)
+    total = sum(base.tensors[name].bytes for name in (*replaced, *unchanged))
+    advance = stage("compare", total)
+    differing = [
+        n for n in replaced if n not in tensors or not _equal(base.tensors[n], tensors[n], replaced[n], advance)
+    ]
+    changed = [n for n in sorted(unchanged & set(tensors)) if not _same_bytes(base.tensors[n], tensors[n], advance)]
+    noted = sorted(file.name for file in {ref.file for ref in tensors.values()} if has_notes(file))
+    unexpected = sorted(set(tensors) ^ (set(replaced) | unchanged))
     checks = [
-        _check("tables", wrong, f"{len(replaced)} as the key says"),
-        _check("other weights", changed, f"{len(kept)} untouched"),
-        _check("tensors", odd, f"{len(written)}, none missing, none more"),
+        _check("tables", differing, f"{len(replaced)} as the key says"),
+        _check("other weights", changed, f"{len(unchanged)} untouched"),
+        _check("tensors", unexpected, f"{len(tensors)}, none missing, none more"),
         _check(
             "configs",
             _wrong_configs(out, expected, None if delta else index_of(base)),
@@ -64,35 +68,35 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     return checks
 
 
-def _check(name: str, wrong: list[str], right: str) -> Check:
-    return Check(name, not wrong, f"{len(wrong)} wrong: {', '.join(wrong[:5])}" if wrong else right)
+def _check(name: str, differing: list[str], verdict: str) -> Check:
+    return Check(name, not differing, f"{len(differing)} wrong: {', '.join(differing[:5])}" if differing else verdict)
 
 
 def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
-    expected = {
+    documents = {
         "config.json": configs.config,
         "generation_config.json": configs.generation,
-        MARKER: MARKED,
+        MARKER: MARKER_CONTENT,
         INDEX: index,
     }
-    result = {name: read_json(out / name) if (out / name).is_file() else None for name in expected}
-    return [name for name, value in expected.items() if result[name] != value]
+    result = {name: read_json(out / name) if (out / name).is_file() else None for name in documents}
+    return [name for name, value in documents.items() if result[name] != value]
 
 
 def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
     weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
-    allowed = weights | {"config.json", "generation_config.json", MARKER}
-    names = {path.name for path in out.iterdir()} - allowed
-    return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
+    expected = weights | {"config.json", "generation_config.json", MARKER}
+    names = {path.name for path in out.iterdir()} - expected
+    return sorted(names, key=lambda name: (not TOKENIZER_NAMES.fullmatch(name), name))
 
 
-def _same_bytes(one: TensorRef, other: TensorRef, advance: Progress) -> bool:
-    advance(one.bytes)
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def _same_bytes(first: TensorRef, second: TensorRef, advance: Progress) -> bool:
+    advance(first.bytes)
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    if one.start == other.start and one.file.samefile(other.file):  # a hard link
+    if first.start == second.start and first.file.samefile(second.file):  # a hard link
         return True
-    return all(a == b for a, b in zip(read_bytes(one), read_bytes(other), strict=True))
+    return all(a == b for a, b in zip(read_bytes(first), read_bytes(second), strict=True))
 
 
 def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress) -> bool:
@@ -102,11 +106,11 @@ def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress)
     with new.file.open("rb") as file:
         file.seek(new.start)
         for start in range(0, old.shape[0], step):
-            expected = source.block(start, min(start + step, old.shape[0]))
-            raw = file.read(expected.nbytes)
-            result = torch.frombuffer(bytearray(raw), dtype=expected.dtype).reshape(expected.shape)
-            pairs = zip(result.split(COMPARED), expected.split(COMPARED), strict=True)
-            if not all(torch.allclose(a.float(), b.float(), rtol=ROUNDING[old.dtype], atol=1e-6) for a, b in pairs):
+            block = source.block(start, min(start + step, old.shape[0]))
+            raw = file.read(block.nbytes)
+            result = torch.frombuffer(bytearray(raw), dtype=block.dtype).reshape(block.shape)
+            parts = zip(result.split(ROWS_AT_A_TIME), block.split(ROWS_AT_A_TIME), strict=True)
+            if not all(torch.allclose(a.float(), b.float(), rtol=ROUNDING[old.dtype], atol=1e-6) for a, b in parts):
                 return False
-            advance(expected.nbytes)
+            advance(block.nbytes)
     return True

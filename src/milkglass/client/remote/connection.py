@@ -37,17 +37,17 @@ from milkglass.system import is_loopback
 MAX_EVENT = 4 << 20  # bytes of an event
 MAX_COMMENTS = 256 << 10  # bytes before an event that are no data
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
-BUSY = frozenset({429, 503})  # the server asks to try later, and did nothing
-LOST = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
+BUSY_STATUSES = frozenset({429, 503})  # the server asks to try later, and did nothing
+LOST_STATUSES = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
 ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
-SLOWEST = 16 << 10  # bytes a second: the slowest that a request's body may be sent
+MIN_BYTES_PER_SECOND = 16 << 10  # bytes a second: the slowest that a request's body may be sent
 MAX_SHOWN = 200  # characters of an address in a message
-EXAMPLE = "https://gpu.example:8420"
-CONNECT = 10.0  # seconds for making a connection
-FIRST_CONNECT = 3.0  # seconds for making a connection to a server that never answered
+EXAMPLE_URL = "https://gpu.example:8420"
+CONNECT_TIMEOUT = 10.0  # seconds for making a connection
+FIRST_CONNECT_TIMEOUT = 3.0  # seconds for making a connection to a server that never answered
 FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
 REPORTED_WAIT = 1.0  # seconds from which a wait is reported
@@ -62,9 +62,9 @@ class Sockets:
         self._open: WeakSet[socket.socket] = WeakSet()
         self.given_up = threading.Event()
 
-    def trace(self, event: str, about: dict[str, Any]) -> None:
+    def trace(self, event: str, details: dict[str, Any]) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._open.add(about["return_value"].get_extra_info("socket"))
+            self._open.add(details["return_value"].get_extra_info("socket"))
             if self.given_up.is_set():  # while this one was being opened
                 self.shut()
 
@@ -109,12 +109,12 @@ class Watch:
     def run(self) -> None:
         with self._changed:
             while not self._over:
-                left = None if self._due is None else self._due - time.monotonic()
-                if left is not None and left <= 0:
+                seconds_left = None if self._due is None else self._due - time.monotonic()
+                if seconds_left is not None and seconds_left <= 0:
                     self.expired = True
                     self._sockets.shut()
                     return
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
 
 
 @contextmanager
@@ -181,14 +181,14 @@ def server_events(stream: ServerEvents, max_silence: float | None = None) -> Ite
 
 
 def _lines_of(answer: httpx2.Response) -> Iterator[str]:
-    rest = b""
+    remainder = b""
     for chunk in answer.iter_raw():
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in whole)
-        if len(rest) > MAX_EVENT:
+        *lines, remainder = (remainder + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in lines)
+        if len(remainder) > MAX_EVENT:
             raise RemoteError(f"a line of the answer has more than {MAX_EVENT} bytes", HINT)
-    if rest:
-        yield rest.decode("utf-8", "replace")
+    if remainder:
+        yield remainder.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ class RetryPolicy:
         seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
         seconds = max(seconds, min(60.0, float(requested))) if re.fullmatch("[0-9]{1,9}", requested) else seconds
         if seconds >= REPORTED_WAIT:
-            what = "does not answer" if answer is None else f"answers {answer.status_code}"
-            self.progress(f"the server {what}; trying again in {seconds:.0f} s")
+            event = "does not answer" if answer is None else f"answers {answer.status_code}"
+            self.progress(f"the server {event}; trying again in {seconds:.0f} s")
         self.pause(seconds)
 
 
@@ -218,7 +218,7 @@ class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
     `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
-    takes at SLOWEST bytes a second.
+    takes at MIN_BYTES_PER_SECOND bytes a second.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Connection:
         method: str,
         path: str,
         body: Any = None,
-        again: bool | None = None,
+        retry: bool | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -262,24 +262,26 @@ class Connection:
         """Sends a request, and returns the JSON object that the server answers.
 
         Args:
-            again: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
+            retry: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
                 that never reached the server is always tried again.
             timeout: seconds of silence before the answer begins.
         """
-        again = method == "GET" if again is None else again
-        arguments = {name: one for name, one in (("json", body), ("content", content)) if one is not None}
+        retry = method == "GET" if retry is None else retry
+        arguments = {name: value for name, value in (("json", body), ("content", content)) if value is not None}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
-        total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
+        total = (
+            (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / MIN_BYTES_PER_SECOND
+        )
         for attempt in range(self.retry.attempts):
             last = attempt == self.retry.attempts - 1
             try:
                 with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
-                    if last or not (status in BUSY or (again and status in LOST)):
+                    if last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
                         return _object(answer)
             except httpx2.TransportError as error:
-                if last or not (again or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
+                if last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
                 self.retry.wait(attempt)
                 continue
@@ -332,7 +334,7 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         if self.given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
-        connect = CONNECT if self._answered else FIRST_CONNECT
+        connect = CONNECT_TIMEOUT if self._answered else FIRST_CONNECT_TIMEOUT
         limits = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
         watching = {"trace": self._sockets.trace}
         with self._client.stream(
@@ -414,7 +416,7 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     """Returns the message and hint of an error answer as one of our errors, with the HTTP status."""
     info = strict_json.error_in(_read(answer, MAX_ERROR))
     texts = (info.get(name) for name in ("message", "hint"))
-    message, hint = (one if isinstance(one, str) else "" for one in texts)
+    message, hint = (text if isinstance(text, str) else "" for text in texts)
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
@@ -444,8 +446,10 @@ def check_url(url: str, allow_http: bool) -> bool:
     if parsed.userinfo:  # it may be a password: it is not repeated
         raise UsageError("the server's address has a user's name in it", "give the token with --token-file")
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        shown = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN])
-        raise UsageError(f"the server's address {shown} is not a plain http(s) URL", f"give for example {EXAMPLE}")
+        shown_url = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN])
+        raise UsageError(
+            f"the server's address {shown_url} is not a plain http(s) URL", f"give for example {EXAMPLE_URL}"
+        )
     local = is_loopback(parsed.host)
     if parsed.scheme == "http" and not local and not allow_http:
         raise UsageError(

@@ -22,17 +22,17 @@ from milkglass.client.obfuscate.upload_check import Outgoing
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
-from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids
+from milkglass.client.remote.responses import Prediction, delta, in_order, read_prediction, response_id, token_ids
 from milkglass.client.remote.transfer import fetch, file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
 
-Ids = Sequence[int] | NDArray[Any]
+IdSequence = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 NO_MODEL = "there is no such model"  # the end of our server's message
-ASSEMBLY = 1800.0  # seconds that a server may take to join a delta and its base
-FINISHED = ("succeeded", "failed", "cancelled")
+ASSEMBLY_TIMEOUT = 1800.0  # seconds that a server may take to join a delta and its base
+END_STATES = ("succeeded", "failed", "cancelled")
 JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
 MAX_MESSAGES = 10_000  # events of one job that are messages and no steps
 EMPTY_EVENTS = 1000  # events of a completion without a token, in all
@@ -67,11 +67,11 @@ class Sampling:
         return replace(self, **missing)
 
     def body(self) -> dict[str, Any]:
-        selected = {"max_tokens": self.max_tokens, "temperature": self.temperature or 0.0}
+        fields = {"max_tokens": self.max_tokens, "temperature": self.temperature or 0.0}
         names = ("top_p", "top_k", "seed", "min_p", "repetition_penalty")
         optional = {name: getattr(self, name) for name in names}
         stop = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
-        return {**selected, **{name: value for name, value in optional.items() if value is not None}, **stop}
+        return {**fields, **{name: value for name, value in optional.items() if value is not None}, **stop}
 
 
 class Remote(AbstractContextManager["Remote"]):
@@ -93,7 +93,7 @@ class Remote(AbstractContextManager["Remote"]):
         self.connection.close()
 
     # --- files and models ---------------------------------------------------------------------------------------------
-    def upload(self, path: Path, progress: Stage = no_stage) -> str:
+    def upload(self, path: Path, stage: Stage = no_stage) -> str:
         """Sends training rows that `write_parquet` wrote, or the missing rest of them, and returns the file's id.
 
         Only the numbers are sent, as flat tensors. The file's own name, which may say what it is about, stays here.
@@ -101,12 +101,12 @@ class Remote(AbstractContextManager["Remote"]):
         Raises:
             UsageError: the file does not have the mark of `write_parquet`.
         """
-        from milkglass.client.data.marked_rows import to_send
+        from milkglass.client.data.marked_rows import sendable_copy
 
-        with to_send(path) as copy:
-            return self._send(copy, "fine-tune", "data.safetensors", path.name, progress)
+        with sendable_copy(path) as copy:
+            return self._send(copy, "fine-tune", "data.safetensors", path.name, stage)
 
-    def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
+    def upload_model(self, folder: Path, name: str | None = None, stage: Stage = no_stage) -> str:
         """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before a byte leaves.
 
         Without a name it gets a random one, because the folder's own name stays here.
@@ -120,22 +120,22 @@ class Remote(AbstractContextManager["Remote"]):
         if name is not None:
             self._require_free(name, (documents["config"] or {}).get(KEY_ID))
         name = name or f"model-{secrets.token_hex(4)}"
-        about = {"id": name, **documents}
+        document = {"id": name, **documents}
         files = [
-            {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
-            for sent, path in outgoing.weights.items()
+            {"name": outgoing_name, "file_id": self._send(path, "model", outgoing_name, path.name, stage)}
+            for outgoing_name, path in outgoing.weights.items()
         ]
-        over = progress("the server puts the model together", 0)
+        advance = stage("the server puts the model together", 0)
         # Again where the answer was lost: the server answers alike for the same name, weights and configs.
-        body = {**about, "files": files}
-        created = response_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
-        over(1)
+        body = {**document, "files": files}
+        created = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
+        advance(1)
         return created
 
     def _require_base(self, digest: str) -> None:
         """Raises RemoteError if the server does not have the base model of a delta. Older servers do not say."""
         try:
-            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY)
+            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY_TIMEOUT)
         except RemoteError as error:
             if error.status != 404 or digest in error.message:
                 raise
@@ -146,22 +146,22 @@ class Remote(AbstractContextManager["Remote"]):
         A model of the same key may be this very model, whose answer was lost: the server decides.
         """
         try:
-            its = self.model(name).get("key_id")
+            existing_id = self.model(name).get("key_id")
         except RemoteError as error:
             if error.status != 404:
                 raise
             return
-        if its is not None and its != key_id:
+        if existing_id is not None and existing_id != key_id:
             raise UsageError(
                 f"the server has a model {name} already, made with another key",
                 f"give another --name, or delete that one first: milkglass models --delete {name}",
             )
 
-    def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
+    def _send(self, path: Path, purpose: str, name: str, shown: str, stage: Stage) -> str:
         """Sends a file as `name`, and returns its id. Progress bars show it as `shown`."""
         size = path.stat().st_size
-        digest = file_sha256(path, progress(f"check {shown}", size))
-        return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
+        digest = file_sha256(path, stage(f"check {shown}", size))
+        return send(self.connection, path, digest, purpose, name, stage(f"upload {shown}", size))
 
     def models(self) -> list[dict[str, Any]]:
         return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
@@ -201,13 +201,13 @@ class Remote(AbstractContextManager["Remote"]):
         """Deletes a file, or an upload that was never completed."""
         self.delete("/v1/files" if upload.startswith("file-") else "/v1/uploads", upload)
 
-    def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
+    def fetch_model(self, model: str, out: Path, stage: Stage = no_stage, largest: int | None = None) -> Path:
         """Downloads a model's folder, and goes on where a killed run of the same model stopped.
 
         The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
         the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
         """
-        return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
+        return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, largest)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def create_job(
@@ -236,11 +236,11 @@ class Remote(AbstractContextManager["Remote"]):
 
     def jobs(self) -> list[dict[str, Any]]:
         """Returns the jobs, the newest first."""
-        return [responses.job(one) for one in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
+        return [responses.job(record) for record in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
 
     def cancel(self, job: str) -> dict[str, Any]:
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
-        return responses.job(self.connection.json("POST", route, again=True))
+        return responses.job(self.connection.json("POST", route, retry=True))
 
     def resume(self, job: str) -> dict[str, Any]:
         """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
@@ -255,22 +255,22 @@ class Remote(AbstractContextManager["Remote"]):
         messages = 0
         heard, attempt = time.monotonic(), 0
         while True:
-            fresh = False
+            has_new = False
             try:
                 for number, kind, event in self._events(job, last):
                     if kind == "done":
                         return
-                    last, fresh = number or last, True
+                    last, has_new = number or last, True
                     messages += event["data"].get("step") is None
                     if messages > MAX_MESSAGES:
                         raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
                     yield event
                     heard, attempt = time.monotonic(), 0  # a stream may last for hours
-                if not fresh and self.job(job).get("status") in FINISHED:
+                if not has_new and self.job(job).get("status") in END_STATES:
                     return
             except RemoteError as error:
-                away = isinstance(error, Unreachable) or error.status >= 500
-                if not away or time.monotonic() - heard > silence:
+                unreachable = isinstance(error, Unreachable) or error.status >= 500
+                if not unreachable or time.monotonic() - heard > silence:
                     raise
             self.connection.retry.wait(min(attempt, 6))
             attempt += 1
@@ -296,16 +296,16 @@ class Remote(AbstractContextManager["Remote"]):
 
     # --- inference ----------------------------------------------------------------------------------------------------
     def classify(
-        self, model: str, batch: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None
+        self, model: str, batch: Sequence[IdSequence], token_type_ids: Sequence[IdSequence] | None = None
     ) -> list[Prediction]:
         """Classifies lists of scrambled ids, and returns one answer for each, in order."""
         body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
-        result = responses.rows(self.connection.json("POST", "/classify", body, again=True))
-        return [classified(row) for row in in_order(result, len(batch))]
+        result = responses.rows(self.connection.json("POST", "/classify", body, retry=True))
+        return [read_prediction(row) for row in in_order(result, len(batch))]
 
-    def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
+    def generate(self, model: str, ids: IdSequence, sampling: Sampling | None = None) -> Iterator[list[int]]:
         """Yields scrambled ids as they arrive, at most `sampling.max_tokens`, and then closes the connection.
 
         Raises:
@@ -319,22 +319,22 @@ class Remote(AbstractContextManager["Remote"]):
             "return_token_ids": True,
             **sampling.body(),
         }
-        left, empty = sampling.max_tokens, 0
+        tokens_left, empty = sampling.max_tokens, 0
         with self.connection.stream("POST", "/v1/completions", body) as stream:
             for _, _, data in server_events(stream):
                 if data.strip() == "[DONE]":
                     return
-                fresh = delta(data)[:left]
-                if fresh:
-                    yield fresh
-                left, empty = left - len(fresh), empty + (not fresh)
-                if left <= 0:
+                new_ids = delta(data)[:tokens_left]
+                if new_ids:
+                    yield new_ids
+                tokens_left, empty = tokens_left - len(new_ids), empty + (not new_ids)
+                if tokens_left <= 0:
                     return
                 if empty > EMPTY_EVENTS:
                     raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
-    def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
+    def complete(self, model: str, batch: Sequence[IdSequence], sampling: Sampling | None = None) -> list[list[int]]:
         """Returns complete answers to several prompts, in order."""
         sampling = sampling or Sampling()
         body = {
@@ -343,9 +343,9 @@ class Remote(AbstractContextManager["Remote"]):
             "return_token_ids": True,
             **sampling.body(),
         }
-        result = responses.rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
+        result = responses.rows(self.connection.json("POST", "/v1/completions", body, retry=True), "choices")
         return [token_ids(choice)[: sampling.max_tokens] for choice in in_order(result, len(batch))]
 
 
-def _list(ids: Ids) -> list[int]:
+def _list(ids: IdSequence) -> list[int]:
     return np.asarray(ids, np.int64).tolist()

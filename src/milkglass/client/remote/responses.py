@@ -57,14 +57,14 @@ class RecordShape:
     def read(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, dict):
             raise RemoteError(f"{self.noun} of the answer is not a JSON object", HINT)
-        for names, right, kind in (
+        for names, is_valid, kind in (
             (self.texts, is_text, "a text"),
             (self.wholes, is_count, "a whole number from 0 on"),
             (self.numbers, is_number, "a number"),
         ):
             for name in names:
                 value = record.get(name)
-                if value is not None and not right(value):
+                if value is not None and not is_valid(value):
                     raise RemoteError(f"{name} in {self.noun} of the answer is not {kind}", HINT)
         return record
 
@@ -154,7 +154,7 @@ class Prediction:
     score: float | None = None
 
 
-def classified(row: Mapping[str, Any]) -> Prediction:
+def read_prediction(row: Mapping[str, Any]) -> Prediction:
     if "score" in row:
         if not is_number(row["score"]):
             raise RemoteError("the server's score is not a finite number", "try again")
@@ -167,7 +167,7 @@ def classified(row: Mapping[str, Any]) -> Prediction:
     number = int(label.removeprefix("LABEL_"))
     if number >= len(probabilities):
         raise RemoteError(f"the server answers {label} of {len(probabilities)} classes", "try again")
-    return Prediction(number, tuple(float(one) for one in probabilities))
+    return Prediction(number, tuple(float(probability) for probability in probabilities))
 
 
 def delta(data: str) -> list[int]:
@@ -202,17 +202,17 @@ def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
     Raises:
         KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
     """
-    known = fits(info, key)
-    if known:
+    same_key = fits(info, key)
+    if same_key:
         return None
-    if known is False:
+    if same_key is False:
         raise _other(f"{model} was scrambled with another key than this one")
     size, kind = response_number(info, "vocab_size"), info.get("kind")
     if size != len(key.sigma):
         raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:
-        its = "an encoder" if key.info.kind == "encoder" else "a decoder"
-        raise _other(f"{model} is not {its}, as the key's model is")
+        noun = "an encoder" if key.info.kind == "encoder" else "a decoder"
+        raise _other(f"{model} is not {noun}, as the key's model is")
     return (
         f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
         "and nothing more could be checked"

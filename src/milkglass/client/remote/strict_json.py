@@ -40,7 +40,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         raise RemoteError(f"{noun} is not a JSON object", HINT)
     if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
-    return _cleaned(value, 0, noun)
+    return _clean(value, 0, noun)
 
 
 def error_in(body: bytes) -> dict[str, Any]:
@@ -73,19 +73,19 @@ def _finite(digits: str) -> float:
 _READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
 
 
-def _cleaned(value: Any, depth: int, noun: str) -> Any:
+def _clean(value: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
     if isinstance(value, str):
         return one_line(value, MAX_STRING_SHOWN)
     if isinstance(value, list):
-        return [one if isinstance(one, int | float) else _cleaned(one, depth + 1, noun) for one in value]
+        return [item if isinstance(item, int | float) else _clean(item, depth + 1, noun) for item in value]
     if isinstance(value, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _cleaned(one, depth + 1, noun) for name, one in value.items()}
+        return {one_line(name, MAX_STRING_SHOWN): _clean(item, depth + 1, noun) for name, item in value.items()}
     return value
 
 
-MARK = "\ufffd"  # replaces a removed character
+REPLACEMENT = "\ufffd"  # replaces a removed character
 # Left-to-right and right-to-left marks, embeddings, overrides and isolates: they reorder what a reader sees.
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # No width, and no use in running text. U+200C and U+200D stay: scripts of India and emoji need them.
@@ -96,12 +96,12 @@ _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BI
 def one_line(text: str, longest: int) -> str:
     """Returns at most `longest` characters, all printable in the sense of str.isprintable."""
     short = text[:longest]
-    return short if short.isprintable() else "".join(c if c.isprintable() else MARK for c in short)
+    return short if short.isprintable() else "".join(c if c.isprintable() else REPLACEMENT for c in short)
 
 
 def running_text(text: str) -> str:
     """Cleans a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
-    return _UNSAFE.sub(MARK, text)
+    return _UNSAFE.sub(REPLACEMENT, text)
 
 
 def escaped(document: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass import files
-from milkglass.client.layout import MARKED, MARKER, TOKENIZER
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
@@ -29,24 +29,24 @@ from milkglass.files import finish
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
-CHUNK = 8 << 20  # bytes, unless the server asks for less
+CHUNK_BYTES = 8 << 20  # bytes, unless the server asks for less
 LEAST_CHUNK = 512  # bytes; less would take millions of requests
-GONE = (404, 409, 410)
-STEADY, STEADILY = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
+GONE_STATUSES = (404, 409, 410)
+STEADY_BYTES, STEADY_SECONDS = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
 MAX_FILES = 2000  # of one model
-SPARE = 256 << 20  # bytes that are left free on the disk
-DISTRUST = "don't trust this model"
+SPARE_BYTES = 256 << 20  # bytes that are left free on the disk
+DISTRUST_HINT = "don't trust this model"
 
 
 def file_sha256(path: Path, progress: Progress = no_progress) -> str:
-    whole = hashlib.sha256()
+    hasher = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            whole.update(chunk)
+        while chunk := file.read(CHUNK_BYTES):
+            hasher.update(chunk)
             progress(len(chunk))
-    return whole.hexdigest()
+    return hasher.hexdigest()
 
 
 def send(
@@ -55,50 +55,50 @@ def send(
     """Uploads a file of this SHA-256 or its missing rest, unless the server has it already. Returns its id."""
     size = path.stat().st_size
     note = _note(connection.url, digest, purpose)
-    if (known := _file_there(connection, digest, purpose)) is not None:
+    if (file_id := _existing_file(connection, digest, purpose)) is not None:
         progress(size)
         note.unlink(missing_ok=True)
-        return known
-    upload = _unfinished(connection, note)
+        return file_id
+    upload = _unfinished_upload(connection, note)
     if upload is None:
         requested = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
-        upload = connection.json("POST", "/v1/uploads", requested, again=True)  # a lost answer leaves an empty upload
+        upload = connection.json("POST", "/v1/uploads", requested, retry=True)  # a lost answer leaves an empty upload
         files.private_dir(note.parent)
         files.write_json(note, {"id": response_id(upload)}, indent=None)
-    route, received = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
-    step = min(CHUNK, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
+    route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
+    step = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
     if step < LEAST_CHUNK:
         raise RemoteError(f"the server asks for chunks of {step} bytes, {LEAST_CHUNK} is the least", HINT)
-    progress(received)
-    _send_chunks(connection, path, size, route, received, step, progress)
+    progress(offset)
+    _send_chunks(connection, path, size, route, offset, step, progress)
     try:
-        done = _complete(connection, route, digest, purpose)
+        completed = _complete(connection, route, digest, purpose)
     except Unreachable:
         raise  # all of it is there: the next try only has to complete it
     except RemoteError:
         note.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
         raise
     note.unlink(missing_ok=True)
-    return done
+    return completed
 
 
 def _complete(connection: Connection, route: str, digest: str, purpose: str) -> str:
     """Closes the upload. If the first answer was lost, the second try finds the server busy with it, or done."""
     for attempt in range(connection.retry.attempts):
         try:
-            return response_id(connection.json("POST", f"{route}/complete", again=True))
+            return response_id(connection.json("POST", f"{route}/complete", retry=True))
         except RemoteError as error:
-            if error.status not in GONE:
+            if error.status not in GONE_STATUSES:
                 raise
-            if (known := _file_there(connection, digest, purpose)) is not None:
-                return known
+            if (file_id := _existing_file(connection, digest, purpose)) is not None:
+                return file_id
             if error.status != 409 or attempt == connection.retry.attempts - 1:
                 raise
         connection.retry.wait(attempt)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _file_there(connection: Connection, digest: str, purpose: str) -> str | None:
+def _existing_file(connection: Connection, digest: str, purpose: str) -> str | None:
     """Returns the server's id of a file with this content, or None."""
     for file in FILE.rows(connection.json("GET", "/v1/files")):
         if file.get("sha256") == digest and file.get("purpose") == purpose:
@@ -107,36 +107,37 @@ def _file_there(connection: Connection, digest: str, purpose: str) -> str | None
 
 
 def _send_chunks(
-    connection: Connection, path: Path, size: int, route: str, received: int, step: int, progress: Progress
+    connection: Connection, path: Path, size: int, route: str, offset: int, step: int, progress: Progress
 ) -> None:
     """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on."""
     with path.open("rb") as file:
         stuck = 0
-        while received < size:
-            file.seek(received)
+        while offset < size:
+            file.seek(offset)
             chunk = file.read(step)
             if not chunk:
                 raise RemoteError(f"{path.name} became shorter while it was sent", "is it being written?")
             headers = {
-                "Upload-Offset": str(received),
+                "Upload-Offset": str(offset),
                 "Chunk-SHA256": hashlib.sha256(chunk).hexdigest(),
                 "Content-Type": "application/octet-stream",
             }
             try:
-                now = response_number(
-                    connection.json("PUT", route, content=chunk, headers=headers, again=True), "received"
+                new_offset = response_number(
+                    connection.json("PUT", route, content=chunk, headers=headers, retry=True), "received"
                 )
             except RemoteError as error:
                 if error.status != 409:
                     raise
-                now = response_number(connection.json("GET", route), "received")
-            stuck = stuck + 1 if now < received + len(chunk) else 0
-            if stuck > 3 or not 0 <= now <= size:
+                new_offset = response_number(connection.json("GET", route), "received")
+            stuck = stuck + 1 if new_offset < offset + len(chunk) else 0
+            if stuck > 3 or not 0 <= new_offset <= size:
                 raise RemoteError(
-                    f"the upload stays at {now} of {size} bytes", "the server may be out of space; try again later"
+                    f"the upload stays at {new_offset} of {size} bytes",
+                    "the server may be out of space; try again later",
                 )
-            progress(now - received)
-            received = now
+            progress(new_offset - offset)
+            offset = new_offset
 
 
 def download(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
@@ -144,7 +145,7 @@ def download(connection: Connection, route: str, target: Path, size: int, progre
 
     Raises:
         RemoteError: the server sends more.
-        Unreachable: it sends less than STEADY bytes in STEADILY seconds.
+        Unreachable: it sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
     for attempt in range(connection.retry.attempts):
         have = target.stat().st_size if target.exists() else 0
@@ -181,8 +182,8 @@ def _download_rest(connection: Connection, route: str, target: Path, have: int, 
             target.unlink()
             progress(-have)
             have = 0
-        stream.watch.extend(STEADILY)
-        due = have + STEADY
+        stream.watch.extend(STEADY_SECONDS)
+        due = have + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 have += len(chunk)
@@ -191,8 +192,8 @@ def _download_rest(connection: Connection, route: str, target: Path, have: int, 
                 file.write(chunk)
                 progress(len(chunk))
                 if have >= due:
-                    stream.watch.extend(STEADILY)
-                    due = have + STEADY
+                    stream.watch.extend(STEADY_SECONDS)
+                    due = have + STEADY_BYTES
 
 
 # --- the note of an unfinished upload ---------------------------------------------------------------------------------
@@ -201,21 +202,21 @@ def _note(url: str, digest: str, purpose: str) -> Path:
     return cache_folder() / "uploads" / f"{name}.json"
 
 
-def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
+def _unfinished_upload(connection: Connection, note: Path) -> dict[str, Any] | None:
     """Returns the upload in the note, if the server still has it."""
     try:
-        known = json.loads(note.read_text("utf-8"))["id"]
+        upload_id = json.loads(note.read_text("utf-8"))["id"]
     except (OSError, ValueError, KeyError, TypeError):  # no note, or one cut off by a crash: begin again
         return None
-    if not isinstance(known, str) or not known.replace("-", "").replace("_", "").isalnum():
+    if not isinstance(upload_id, str) or not upload_id.replace("-", "").replace("_", "").isalnum():
         return None
     try:
-        state = connection.json("GET", f"/v1/uploads/{known}")
+        state = connection.json("GET", f"/v1/uploads/{upload_id}")
     except RemoteError as error:
-        if error.status in GONE:
+        if error.status in GONE_STATUSES:
             return None
         raise
-    return {**state, "id": known}
+    return {**state, "id": upload_id}
 
 
 @final
@@ -235,13 +236,13 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
         not is_text(name)
         or not is_plain(name)
         or not name.endswith((".safetensors", ".json"))
-        or TOKENIZER.fullmatch(name)
+        or TOKENIZER_NAMES.fullmatch(name)
     ):
-        raise RemoteError("the server lists a file that no checkpoint has", DISTRUST)
+        raise RemoteError("the server lists a file that no checkpoint has", DISTRUST_HINT)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
         raise RemoteError(f"the server describes {name} badly", HINT)
     if name.endswith(".json") and size > MAX_CONFIG:
-        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST)
+        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST_HINT)
     return OfferedFile(name, size, digest)
 
 
@@ -250,7 +251,7 @@ def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
     files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:
-        raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST)
+        raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
     if "config.json" not in names:
         raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
     return files
@@ -262,25 +263,23 @@ def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
     if largest is not None and total > largest:
         raise RemoteError(
             f"the server offers {total / 1e6:,.0f} MB, and this model has at most {largest / 1e6:,.0f} MB",
-            "nothing was fetched; " + DISTRUST,
+            "nothing was fetched; " + DISTRUST_HINT,
         )
 
 
 def require_room(files: list[OfferedFile], staging: Path) -> None:
     """Raises UsageError if the disk has too little room for the rest."""
-    there = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
-    needed = sum(file.bytes for file in files) - there
+    present = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
+    required = sum(file.bytes for file in files) - present
     free = shutil.disk_usage(staging.parent).free
-    if needed + SPARE > free:
+    if required + SPARE_BYTES > free:
         raise UsageError(
-            f"the model takes {needed / 1e6:,.0f} MB more, and the disk has {free / 1e6:,.0f} MB free",
-            f"free some, {SPARE >> 20} MiB are to be left; or give a place on another disk",
+            f"the model takes {required / 1e6:,.0f} MB more, and the disk has {free / 1e6:,.0f} MB free",
+            f"free some, {SPARE_BYTES >> 20} MiB are to be left; or give a place on another disk",
         )
 
 
-def fetch(
-    connection: Connection, route: str, model: str, out: Path, progress: Stage, largest: int | None = None
-) -> Path:
+def fetch(connection: Connection, route: str, model: str, out: Path, stage: Stage, largest: int | None = None) -> Path:
     """Downloads the files that `route` lists to `out`; see Remote.fetch_model."""
     from milkglass.models.checkpoint import Checkpoint
 
@@ -288,8 +287,8 @@ def fetch(
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     files = promised_model(connection.json("GET", route))
     require_plausible(files, largest)
-    what = [[file.name, file.bytes, file.sha256] for file in files]
-    bound = hashlib.sha256(json.dumps([connection.url, model, what]).encode())
+    description = [[file.name, file.bytes, file.sha256] for file in files]
+    bound = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
     staging = out.with_name(f".{out.name}.{bound.hexdigest()[:16]}.fetching")  # nothing of another model gets in
     out.parent.mkdir(parents=True, exist_ok=True)
     require_room(files, staging)
@@ -297,24 +296,24 @@ def fetch(
     for stray in {path.name for path in staging.iterdir()} - {file.name for file in files}:
         (staging / stray).unlink()
     for file in files:
-        _fetch_one(connection, f"{route}/{file.name}", staging / file.name, file, progress)
+        _fetch_file(connection, f"{route}/{file.name}", staging / file.name, file, stage)
     try:
         Checkpoint.open(staging)
     except ModelError:
         shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
         raise
-    (staging / MARKER).write_text(json.dumps(MARKED) + "\n", "utf-8")
+    (staging / MARKER).write_text(json.dumps(MARKER_CONTENT) + "\n", "utf-8")
     finish(staging, out)
-    others = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
-    for abandoned in out.parent.glob(others):
+    stale = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
+    for abandoned in out.parent.glob(stale):
         shutil.rmtree(abandoned, ignore_errors=True)
     return out
 
 
-def _fetch_one(connection: Connection, route: str, target: Path, file: OfferedFile, progress: Stage) -> None:
-    advance = progress(f"fetch {file.name}", file.bytes)
+def _fetch_file(connection: Connection, route: str, target: Path, file: OfferedFile, stage: Stage) -> None:
+    advance = stage(f"fetch {file.name}", file.bytes)
     with contextlib.suppress(FileNotFoundError):
         advance(min(file.bytes, target.stat().st_size))
     download(connection, route, target, file.bytes, advance)
     if file.sha256:
-        require_sum(target, file.sha256, progress(f"check {file.name}", file.bytes))
+        require_sum(target, file.sha256, stage(f"check {file.name}", file.bytes))

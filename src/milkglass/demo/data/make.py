@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 SEED = 20261121
-EACH = 5  # messages a situation
+MESSAGES_A_SITUATION = 5  # messages a situation
 HELD_OUT = 8  # situations of each label, the last ones, are only in the test split
-WORDS = (8, 40)
+WORD_RANGE = (8, 40)
 HERE = Path(__file__).parent
 WORDING: dict[str, Any] = json.loads((HERE / "wording.json").read_text("utf-8"))
 DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to; none takes what is urgent
@@ -89,16 +89,16 @@ def message(template: str, values: dict[str, str], rng: random.Random) -> str:
 
 def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
     """Yields {"text", "label"} of each message of one split, no text twice."""
-    seen: set[str] = set()
+    texts_seen: set[str] = set()
     for label, group in situations().items():
         for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
             count = 0
-            while count < EACH:
+            while count < MESSAGES_A_SITUATION:
                 values = slots(rng)
                 text = message(situation["message"], values, rng)
-                if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
+                if text in texts_seen or not WORD_RANGE[0] <= len(text.split()) <= WORD_RANGE[1]:
                     continue
-                seen.add(text)
+                texts_seen.add(text)
                 count += 1
                 yield {"text": text, "label": label}
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
-from milkglass.client.data.training_rows import WrittenParquet, write_parquet
+from milkglass.client.data.training_rows import WriteCounts, write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
@@ -154,7 +154,7 @@ def write_job(
 
 def write_rows(
     codec: Codec, texts: Path, out: Path, numbers: Mapping[str, int] | None, max_length: int, skip_long: bool = False
-) -> WrittenParquet:
+) -> WriteCounts:
     """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         rows = Path(scratch) / "rows.parquet"

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.encoded import IGNORED
+from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.rows.messages import Message
 
 Rows = NDArray[np.float64]
@@ -128,7 +128,7 @@ def row_losses(
     """
     encoded = codec.encode_cut(conversations, max_length)
     found = [
-        pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED))
+        pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED_LABEL))
         for ids, labels in zip(encoded.ids, encoded.labels, strict=True)
     ]
     losses, known, tokens = (np.array(column, np.float64) for column in zip(*found, strict=True))

@@ -24,7 +24,7 @@ from scipy.special import log_softmax
 from milkglass import files
 from milkglass.client.alone import LinearModel, pooled
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.training_request import LEAST_HELD_OUT, SHARE, held_out
+from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
@@ -155,7 +155,8 @@ def _tuned(
     if training.early_stopping:
         if not (count := held_out(len(problem.train.texts))):
             raise UsageError(
-                f"{len(problem.train.texts)} rows are too few to stop early by", f"give {LEAST_HELD_OUT / SHARE:.0f}"
+                f"{len(problem.train.texts)} rows are too few to stop early by",
+                f"give {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f}",
             )
         splits = {"train": problem.train.part(slice(count, None)), "validation": problem.train.part(slice(0, count))}
     for split, rows in splits.items():

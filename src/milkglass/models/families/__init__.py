@@ -35,11 +35,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
     for family in FAMILIES.values():
         if model_type in family.model_types:
             return family
-    known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
+    names = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
     raise UnsupportedModel(
         f"model type {model_type!r} is not supported: no file in models/families/ says which of its tensors are "
         "indexed by token id",
-        f"supported: {known}",
+        f"supported: {names}",
     )
 
 

@@ -21,7 +21,7 @@ STREAM = StreamNames(
     writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
     biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
     final="norm.weight",
-    inside=(
+    unrelated=(
         "self_attn.q_proj.bias",
         "self_attn.k_proj.bias",
         "self_attn.v_proj.bias",
@@ -31,8 +31,8 @@ STREAM = StreamNames(
         "mlp.up_proj.bias",
         "rotary_emb.inv_freq",
     ),
-    unit={"gemma": 1.0},
-    without={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
+    gain_offset={"gemma": 1.0},
+    refused={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
 )
 _GEMMA = "it multiplies embeddings by the square root of the stream's width, which a scheme may change"
 _NORMED = "it norms queries and keys, which scales of their own would not survive"
@@ -46,7 +46,7 @@ LAYERS = LayerNames(
         "mlp.up_proj": "up",
         "mlp.down_proj": "down",
     },
-    without={"gemma": _GEMMA, "gemma2": _SANDWICH, "gemma3_text": _SANDWICH, "qwen3": _NORMED},
+    refused={"gemma": _GEMMA, "gemma2": _SANDWICH, "gemma3_text": _SANDWICH, "qwen3": _NORMED},
 )
 
 LLAMA = Family(

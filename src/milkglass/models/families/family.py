@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.layers import LayerLayout, LayerNames, Residual, StreamNames, ends
-from milkglass.models.safetensors_header import READABLE
+from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, ends
+from milkglass.models.safetensors_header import READABLE_DTYPES
 
 Kind = Literal["encoder", "decoder"]
 
@@ -45,14 +45,14 @@ class Architecture:
         """Returns the names of all tensors that are indexed by token id."""
         return (self.table, *self.heads, *self.biases)
 
-    def residual(self, checkpoint: Checkpoint) -> Residual:
+    def residual(self, checkpoint: Checkpoint) -> ResidualStream:
         """Returns what touches the residual stream. Raises UnsupportedModel with the reason if it is fixed."""
         if isinstance(self.family.stream, str):
             raise UnsupportedModel(
                 f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
                 "use ObfusLM without plus",
             )
-        return Residual.of(self.family.stream, checkpoint, self.touched)
+        return ResidualStream.of(self.family.stream, checkpoint, self.touched)
 
     def layout(self, checkpoint: Checkpoint) -> LayerLayout:
         """Returns heads and neurons of the layers. Raises UnsupportedModel with the reason if they are fixed."""
@@ -104,9 +104,9 @@ class Family:
                 "give a checkpoint of the plain architecture, not of an adapter or a multimodal wrapper",
             )
         ref = checkpoint.tensors[tables[0]]
-        if ref.dtype not in READABLE:
+        if ref.dtype not in READABLE_DTYPES:
             raise UnsupportedModel(
-                f"the embedding table is stored as {ref.dtype}; {', '.join(READABLE)} are supported",
+                f"the embedding table is stored as {ref.dtype}; {', '.join(READABLE_DTYPES)} are supported",
                 "quantised tables cannot be mixed: start from the unquantised model",
             )
         if "quantization_config" in checkpoint.config:

@@ -19,12 +19,12 @@ from milkglass.errors import UsageError
 
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-ARGUMENTS = ("arguments", "parameters")
-ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENTS})
+ARGUMENT_NAMES = ("arguments", "parameters")
+ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
 UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
 MAX_SHOWN = 64  # characters of a name in a message
-WHITE = re.compile(r"[ \t\r\n]*+")
+WHITE_SPACE = re.compile(r"[ \t\r\n]*+")
 ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # group 1: a code of printable ASCII
 ESCAPED = "\"\\<>&'"
 FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put round a call
@@ -54,14 +54,12 @@ class ToolFormat:
 
     def head(self, tools: Tools) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
-        after = r"(?=[\[{])"
+        ahead = r"(?=[\[{])"
         if self.named:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
-            after = f"(?:{after}|{name})"
-        marked = (
-            rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{after}"
-        )
-        return regex.compile(FENCE + (f"(?:{marked}|{_bare(tools)})" if self.bare else marked))
+            ahead = f"(?:{ahead}|{name})"
+        call = rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{ahead}"
+        return regex.compile(FENCE + (f"(?:{call}|{_bare(tools)})" if self.bare else call))
 
     def begin(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
@@ -71,10 +69,10 @@ class ToolFormat:
 def _bare(tools: Tools) -> str:
     """Returns a pattern of the beginning of an object, or a list of them, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
-    plain = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
-    value = rf'"(?:{names})"' if plain else '"'
-    other = "|".join(("type", "function", "id", *ARGUMENTS))
-    return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other})"))'
+    has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
+    value = rf'"(?:{names})"' if has_plain_names else '"'
+    other_keys = "|".join(("type", "function", "id", *ARGUMENT_NAMES))
+    return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other_keys})"))'
 
 
 HERMES = ToolFormat(
@@ -99,7 +97,7 @@ def tool_format(template: str) -> ToolFormat | None:
     """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
-    return next((one for one in FORMATS if any(mark in template for mark in one.shown_by)), None)
+    return next((style for style in FORMATS if any(mark in template for mark in style.shown_by)), None)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     if "tool_call_id" in result:
         result["tool_call_id"] = short_id(result["tool_call_id"])
     if "tool_calls" in result:
-        result["tool_calls"] = [{**one, "id": short_id(one["id"])} for one in result["tool_calls"]]
+        result["tool_calls"] = [{**tool_call, "id": short_id(tool_call["id"])} for tool_call in result["tool_calls"]]
     return result
 
 
@@ -147,14 +145,14 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
     try:
         text, _ = _value(text)
         if name is not None:
-            calls = [_made(name, text, tools)]
+            calls = [_make_call(name, text, tools)]
         else:
-            items = [one for _, one in _members(text)] if text.startswith("[") else [text]
-            calls = [_call(one, tools, bare) for one in items]
+            items = [member for _, member in _members(text)] if text.startswith("[") else [text]
+            calls = [_call(item, tools, bare) for item in items]
     except (ValueError, RecursionError):
         return None
-    found = [one for one in calls if one is not None]
-    return found if found and len(found) == len(calls) else None
+    tool_calls = [call for call in calls if call is not None]
+    return tool_calls if tool_calls and len(tool_calls) == len(calls) else None
 
 
 def _value(text: str) -> tuple[str, Any]:
@@ -187,7 +185,7 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
 
 def _white(text: str, at: int) -> int:
     """Returns the place after white space."""
-    found = WHITE.match(text, at)
+    found = WHITE_SPACE.match(text, at)
     return at if found is None else found.end()
 
 
@@ -195,22 +193,26 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
     """Returns the call in a JSON value. None: it is none, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
-    given = dict(_members(text))
-    function = given.get("function", "")
+    members = dict(_members(text))
+    function = members.get("function", "")
     if function.startswith("{"):
         inner = dict(_members(function))
-        if any(key in given and key in inner for key in ARGUMENTS):
+        if any(key in members and key in inner for key in ARGUMENT_NAMES):
             return None
-        given |= inner
+        members |= inner
     elif function:  # {"function": NAME, "arguments": ...}
-        given.setdefault("name", function)
-    written = [given[key] for key in ARGUMENTS if key in given]
-    full = [one for one in written if not _is_empty(one)]
-    if "name" not in given or (bare and "description" in given) or len(full) > 1:
+        members.setdefault("name", function)
+    arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
+    nonempty = [one for one in arguments_written if not _is_empty(one)]
+    if "name" not in members or (bare and "description" in members) or len(nonempty) > 1:
         return None
-    if not full and not {*given} <= ABOUT_CALLS:
+    if not nonempty and not {*members} <= ABOUT_CALLS:
         return None
-    return _made(DECODER.decode(given["name"]), (full or [one for one in written if one[0] == "{"] or [""])[0], tools)
+    return _make_call(
+        DECODER.decode(members["name"]),
+        (nonempty or [written for written in arguments_written if written[0] == "{"] or [""])[0],
+        tools,
+    )
 
 
 def _is_empty(text: str) -> bool:
@@ -219,17 +221,17 @@ def _is_empty(text: str) -> bool:
     return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
 
 
-def _made(name: Any, text: str, tools: Tools) -> ToolCall | None:
+def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
-    text, given, escapes = (*_value(text), 0) if text else ("", None, 0)
-    if isinstance(given, str):
-        escapes, text = letter_escapes(given), given.strip()
-        given = DECODER.decode(text) if text else None
-    if given is None and not tools[name]:
-        text, given = "{}", {}
-    return ToolCall(name, _written(text, given), escapes) if isinstance(given, dict) else None
+    text, value, escapes = (*_value(text), 0) if text else ("", None, 0)
+    if isinstance(value, str):
+        escapes, text = letter_escapes(value), value.strip()
+        value = DECODER.decode(text) if text else None
+    if value is None and not tools[name]:
+        text, value = "{}", {}
+    return ToolCall(name, _write_arguments(text, value), escapes) if isinstance(value, dict) else None
 
 
 def letter_escapes(text: str) -> int:
@@ -238,17 +240,17 @@ def letter_escapes(text: str) -> int:
     The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
     programs write for HTML, are not counted.
     """
-    codes = (one[1] for one in ESCAPE.finditer(text))
+    codes = (match[1] for match in ESCAPE.finditer(text))
     return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
 
 
-def _written(text: str, arguments: Mapping[str, Any]) -> str:
+def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
     """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is no strict JSON."""
-    plain = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    compact = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         json.loads(text)
     except ValueError:
-        text = plain
+        text = compact
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
@@ -258,13 +260,13 @@ def _written(text: str, arguments: Mapping[str, Any]) -> str:
 
 def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     """Returns what each tool, in OpenAI's format, requires by its schema."""
-    found = {}
-    for one in tools:
-        schema = one["function"].get("parameters")
+    required_of = {}
+    for tool in tools:
+        schema = tool["function"].get("parameters")
         required = schema.get("required") if isinstance(schema, Mapping) else None
         names = required if isinstance(required, list) else []
-        found[one["function"]["name"]] = frozenset(one for one in names if isinstance(one, str))
-    return found
+        required_of[tool["function"]["name"]] = frozenset(name for name in names if isinstance(name, str))
+    return required_of
 
 
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:

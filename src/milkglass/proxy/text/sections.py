@@ -22,7 +22,7 @@ INSIDE = re.compile(r'"|\\.', re.DOTALL)
 ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
 THINK, THOUGHT = "<think>", "</think>"
-BETWEEN = " \t\r\n;,"  # what models write between two calls
+BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
 OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
 NO_TOOLS: Tools = {}
@@ -44,14 +44,14 @@ class JsonSpan:
     def end(self, text: str) -> int | None:
         """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
         while not self.broken:
-            inside = INSIDE if self.lines else ONE_LINE
-            found = (inside if self._string else OUTSIDE).search(text, self.at)
-            if found is None:
+            pattern = INSIDE if self.lines else ONE_LINE
+            match = (pattern if self._string else OUTSIDE).search(text, self.at)
+            if match is None:
                 half = self._string and text.endswith("\\")  # what it escapes is still to come
                 self.at = max(self.at, len(text) - half)
                 return None
-            self.at = found.end()
-            self._take(found[0])
+            self.at = match.end()
+            self._take(match[0])
             if self._depth == 0 and not self.broken:
                 return self.at
         return None
@@ -82,15 +82,15 @@ class StopStrings:
         if self.found or not self.stops:
             return "" if self.found else text
         self._held += text
-        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
-        if places:
+        stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if stop_starts:
             self.found = True
-            fresh, self._held = self._held[: min(places)], ""
-            return fresh
+            shown, self._held = self._held[: min(stop_starts)], ""
+            return shown
         keep = max(unfinished(self._held, stop) for stop in self.stops)
-        cut = len(self._held) - keep
-        fresh, self._held = self._held[:cut], self._held[cut:]
-        return fresh
+        cut_at = len(self._held) - keep
+        shown, self._held = self._held[:cut_at], self._held[cut_at:]
+        return shown
 
     def flush(self) -> str:
         """Returns what was held back, at the end."""
@@ -182,12 +182,12 @@ class Sections:
     def _reasoning(self, final: bool) -> Part | None:
         at = self._held.find(THOUGHT)
         if at >= 0:
-            fresh, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
+            thought, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
             self.kind = "content"
-            return Part("reasoning", fresh)
-        cut = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
-        fresh, self._held = self._held[:cut], self._held[cut:]
-        return Part("reasoning", fresh) if fresh else None
+            return Part("reasoning", thought)
+        cut_at = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
+        thought, self._held = self._held[:cut_at], self._held[cut_at:]
+        return Part("reasoning", thought) if thought else None
 
     # --- content ------------------------------------------------------------------------------------------------------
     @cached_property
@@ -204,47 +204,47 @@ class Sections:
             if not final and THINK.startswith(lead):
                 return None
         if self.format is None:
-            return self._shown(len(self._held))
+            return self._take_text(len(self._held))
         head = self._head.search(self._held, partial=not final)
-        other = OBJECT.search(self._held, partial=not final) if self.format.bare else None
-        if other is not None and not other.partial and (head is None or other.start() < head.start()):
-            if other.start() == 0:
+        bare_call = OBJECT.search(self._held, partial=not final) if self.format.bare else None
+        if bare_call is not None and not bare_call.partial and (head is None or bare_call.start() < head.start()):
+            if bare_call.start() == 0:
                 self._text = JsonSpan(lines=False)
                 return NOTHING
-            return self._shown(other.start())
+            return self._take_text(bare_call.start())
         if head is None:
-            return self._shown(len(self._held))
+            return self._take_text(len(self._held))
         if head.start() > 0:
-            return self._shown(head.start())
+            return self._take_text(head.start())
         if head.partial:
             return None
-        before = self._held[: head.end()]
+        prefix = self._held[: head.end()]
         name = head.groupdict().get("name")
         marked = head["mark"] is not None
-        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, before.count(FENCE))
+        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
         return NOTHING
 
-    def _shown(self, size: int) -> Part:
+    def _take_text(self, size: int) -> Part:
         """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
-        fresh, self._held = self._held[:size], self._held[size:]
+        shown, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._said:
-            fresh, self._white = self._white + fresh, ""
-            if fresh.isspace():
-                self._white = fresh
+            shown, self._white = self._white + shown, ""
+            if shown.isspace():
+                self._white = shown
                 return NOTHING
-        if fresh and not fresh.isspace():
+        if shown and not shown.isspace():
             self._said = self._begun = True
-        return Part("content", fresh)
+        return Part("content", shown)
 
     def _other_json(self, span: JsonSpan, final: bool) -> Part | None:
         end = span.end(self._held)
         if end is not None or span.broken or final:
             self._text = None
-            return self._shown(end or span.at)
+            return self._take_text(end or span.at)
         if not span.at:
             return None
         size, span.at = span.at, 0
-        return self._shown(size)
+        return self._take_text(size)
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def _call(self, json: _Json, final: bool) -> Part | None:
@@ -253,13 +253,13 @@ class Sections:
             return None
         self._json = None
         if end is None:  # it is no JSON, or it is cut off
-            return self._shown((json.begin or 1) if json.marked or json.span.broken else len(self._held))
+            return self._take_text((json.begin or 1) if json.marked or json.span.broken else len(self._held))
         calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.marked)
         if calls is None:
-            return self._shown(end)
+            return self._take_text(end)
         if self.format is not None and self.format.short_ids:
-            calls = [replace(one, id=short_id(one.id)) for one in calls]
-        escapes = letter_escapes(self._held[json.begin : end]) + sum(one.escapes for one in calls)
+            calls = [replace(call, id=short_id(call.id)) for call in calls]
+        escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)
         self._held = self._held[end:]
         self._white, self._said, self._begun, self.called = "", False, True, True
         self._after, self._open = json, True
@@ -268,7 +268,7 @@ class Sections:
     def _gap(self, json: _Json, final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
-        self._held = self._held.lstrip(BETWEEN if self._open else None)
+        self._held = self._held.lstrip(BETWEEN_CALLS if self._open else None)
         closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
         for mark in closings:
             if self._held.startswith(mark):

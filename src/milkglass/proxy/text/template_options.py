@@ -14,100 +14,102 @@ from milkglass.errors import UsageError
 
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
 EFFORT = "reasoning_effort"
-OWN = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
 WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
 
 
-def template_options(asked: Mapping[str, Any], known: frozenset[str], reasons: bool) -> dict[str, Any]:
-    """Returns variables of the template for the request's fields. It reads `known`, and may mark reasoning.
+def template_options(requested: Mapping[str, Any], variables: frozenset[str], reasons: bool) -> dict[str, Any]:
+    """Returns variables of the template for the request's fields. It reads `variables`, and may mark reasoning.
 
     Raises UsageError, which names a field, if the template has no variable for it.
     """
-    found = _Found(known - OWN, reasons)
-    for name, value in asked.items():
-        READERS[name](found, name, value)
-    return found.options
+    options = _TemplateOptions(variables - OWN_VARIABLES, reasons)
+    for name, value in requested.items():
+        READERS[name](options, name, value)
+    return options.options
 
 
 @dataclass
-class _Found:
+class _TemplateOptions:
     known: frozenset[str]
     reasons: bool
     options: dict[str, Any] = field(default_factory=dict)
 
-    def set(self, name: str, value: Any, asked: str) -> None:
+    def set(self, name: str, value: Any, field_path: str) -> None:
         if self.options.setdefault(name, value) != value:
-            raise UsageError(f"the request asks for two values of {name}", "give one", param=asked)
+            raise UsageError(f"the request asks for two values of {name}", "give one", param=field_path)
 
-    def thinks(self, asked: str, value: Any) -> None:
+    def thinks(self, field_path: str, value: Any) -> None:
         """Reads a switch of thinking."""
         if not isinstance(value, bool):
-            raise UsageError(f"`{asked}` is neither true nor false", "give one of them", param=asked)
+            raise UsageError(f"`{field_path}` is neither true nor false", "give one of them", param=field_path)
         switch = next((one for one in SWITCHES if one in self.known), None)
         if switch is not None:
-            self.set(switch, value, asked)
+            self.set(switch, value, field_path)
         elif value != self.reasons:  # else the model does so anyway
-            what = "thinks always" if self.reasons else "has no marks of thinking"
-            raise _refused(asked, f"by its chat template the model {what}")
+            problem = "thinks always" if self.reasons else "has no marks of thinking"
+            raise _refusal(field_path, f"by its chat template the model {problem}")
 
-    def effort(self, asked: str, value: Any) -> None:
+    def effort(self, field_path: str, value: Any) -> None:
         """Reads an effort of thinking."""
         if not isinstance(value, str) or not WORD.fullmatch(value):
-            raise UsageError(f"`{asked}` is not a word", "give one such as low", param=asked)
+            raise UsageError(f"`{field_path}` is not a word", "give one such as low", param=field_path)
         if EFFORT in self.known:
-            self.set(EFFORT, value, asked)
+            self.set(EFFORT, value, field_path)
         elif value == "none":
-            self.thinks(asked, False)
+            self.thinks(field_path, False)
         else:
-            raise _refused(asked, "the model's chat template does not read an effort")
+            raise _refusal(field_path, "the model's chat template does not read an effort")
 
-    def variables(self, asked: str, value: Any) -> None:
+    def variables(self, field_path: str, value: Any) -> None:
         """Reads variables of the template by name."""
-        for name, one in _fields(asked, value).items():
+        for name, item in _fields(field_path, value).items():
             if name not in self.known:
                 has = ", ".join(sorted(self.known)) or "none"
-                shown = name if name.isidentifier() and len(name) <= 60 else "a field"
-                why = f"the model's chat template does not read it; options that it reads: {has}"
-                raise _refused(f"{asked}.{shown}", why)
-            if not isinstance(one, bool | int | float) and not (isinstance(one, str) and WORD.fullmatch(one)):
-                raise _refused(f"{asked}.{name}", "an option is true, false, a number or a word")
-            self.set(name, one, asked)
+                shown_name = name if name.isidentifier() and len(name) <= 60 else "a field"
+                reason = f"the model's chat template does not read it; options that it reads: {has}"
+                raise _refusal(f"{field_path}.{shown_name}", reason)
+            if not isinstance(item, bool | int | float) and not (isinstance(item, str) and WORD.fullmatch(item)):
+                raise _refusal(f"{field_path}.{name}", "an option is true, false, a number or a word")
+            self.set(name, item, field_path)
 
-    def typed(self, asked: str, value: Any) -> None:
+    def typed(self, field_path: str, value: Any) -> None:
         """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
-        given = _fields(asked, value)
-        kind = given.pop("type", None)
-        if kind not in ("enabled", "disabled") or given:
-            raise _refused(asked, 'give {"type": "enabled"} or {"type": "disabled"} alone')
-        self.thinks(asked, kind == "enabled")
+        fields = _fields(field_path, value)
+        kind = fields.pop("type", None)
+        if kind not in ("enabled", "disabled") or fields:
+            raise _refusal(field_path, 'give {"type": "enabled"} or {"type": "disabled"} alone')
+        self.thinks(field_path, kind == "enabled")
 
-    def reasoning(self, asked: str, value: Any) -> None:
+    def reasoning(self, field_path: str, value: Any) -> None:
         """Reads `{"enabled": false}` and `{"effort": "low"}`, as several services have them."""
-        for name, one in _fields(asked, value).items():
-            path = f"{asked}.{name}"
+        for name, item in _fields(field_path, value).items():
+            path = f"{field_path}.{name}"
             if name == "enabled":
-                self.thinks(path, one)
+                self.thinks(path, item)
             elif name == "effort":
-                self.effort(path, one)
-            elif not (name == "exclude" and one is False) and not (name == "summary" and one == "auto"):
-                shown = path if name.isidentifier() and len(name) <= 60 else asked
-                raise _refused(shown, "the model's chat template alone decides how it reasons; give enabled or effort")
+                self.effort(path, item)
+            elif not (name == "exclude" and item is False) and not (name == "summary" and item == "auto"):
+                shown_name = path if name.isidentifier() and len(name) <= 60 else field_path
+                raise _refusal(
+                    shown_name, "the model's chat template alone decides how it reasons; give enabled or effort"
+                )
 
 
 READERS = {
-    "enable_thinking": _Found.thinks,
-    "thinking": _Found.typed,
-    "reasoning": _Found.reasoning,
-    "reasoning_effort": _Found.effort,
-    "chat_template_kwargs": _Found.variables,
+    "enable_thinking": _TemplateOptions.thinks,
+    "thinking": _TemplateOptions.typed,
+    "reasoning": _TemplateOptions.reasoning,
+    "reasoning_effort": _TemplateOptions.effort,
+    "chat_template_kwargs": _TemplateOptions.variables,
 }
 
 
-def _fields(asked: str, value: Any) -> dict[str, Any]:
+def _fields(field_path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UsageError(f"`{asked}` is not an object", "give its fields by name", param=asked)
-    return {name: one for name, one in value.items() if one is not None}
+        raise UsageError(f"`{field_path}` is not an object", "give its fields by name", param=field_path)
+    return {name: item for name, item in value.items() if item is not None}
 
 
-def _refused(asked: str, why: str) -> UsageError:
-    return UsageError(f"`{asked}` is not offered: {why}", param=asked)
+def _refusal(field_path: str, reason: str) -> UsageError:
+    return UsageError(f"`{field_path}` is not offered: {reason}", param=field_path)

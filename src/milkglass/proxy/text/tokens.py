@@ -44,9 +44,9 @@ class TokenNames:
         """Returns the byte of each letter of a byte-level vocabulary, or None for others."""
         if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
             return None
-        shown = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
-        others = [byte for byte in range(256) if byte not in shown]
-        return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(others)}
+        printable = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
+        unprintable = [byte for byte in range(256) if byte not in printable]
+        return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(unprintable)}
 
     def raw(self, original: int) -> bytes:
         """Returns the bytes that a token adds to a text, or its name if it has no text."""
@@ -67,8 +67,8 @@ class TokenNames:
         chances: dict[int, float] = {}
         for entry in entries:
             original = int(self.codec.inverse[entry.id])
-            known = chances.get(original)
-            chances[original] = entry.logprob if known is None else float(np.logaddexp(known, entry.logprob))
+            chance = chances.get(original)
+            chances[original] = entry.logprob if chance is None else float(np.logaddexp(chance, entry.logprob))
         result = []
         for original, logprob in chances.items():
             raw = self.raw(original)
@@ -81,13 +81,15 @@ class TokenNames:
 
     def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
         """Returns biases by scrambled id. Raises UsageError for an id that the tokenizer does not have."""
-        known = self.codec.known
-        if wrong := [token for token in by_token if token >= len(known) or not known[token]]:
-            raise UsageError(f"logit_bias names id {wrong[0]}, which the tokenizer does not have", "give its own ids")
+        is_known = self.codec.known
+        if unknown_tokens := [token for token in by_token if token >= len(is_known) or not is_known[token]]:
+            raise UsageError(
+                f"logit_bias names id {unknown_tokens[0]}, which the tokenizer does not have", "give its own ids"
+            )
         choices = self.codec.choices
         result: dict[int, float] = {}
         for token, bias in by_token.items():
             start = 0 if choices is None else int(choices.starts[token])
-            several = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
-            result |= {int(one): bias for one in several or [self.codec.sigma[token]]}
+            alias_ids = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
+            result |= {int(number): bias for number in alias_ids or [self.codec.sigma[token]]}
         return result

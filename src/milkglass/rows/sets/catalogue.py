@@ -38,50 +38,54 @@ def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> 
         UsageError: the name, split or folder does not exist. This is raised at once.
         CodecError: a row is invalid. It is raised when the row is reached.
     """
-    about = describe(name)
+    description = describe(name)
     if folder is None:
-        place = _hub_of(about, split)
-        return _examples(about, _hub_rows(place, split), place.build, f"{name} on the hub", progress)
-    layout, paths = _located(about, folder, split)
-    return _examples(about, layout.rows(*paths), layout.build, " and ".join(path.name for path in paths), progress)
+        hub = _hub_of(description, split)
+        return _examples(description, _hub_rows(hub, split), hub.build, f"{name} on the hub", progress)
+    layout, paths = _locate(description, folder, split)
+    return _examples(
+        description, layout.rows(*paths), layout.build, " and ".join(path.name for path in paths), progress
+    )
 
 
 def files(name: str, folder: Path, split: str) -> list[Path]:
     """Returns the files that `load` reads."""
-    return _located(describe(name), folder, split)[1]
+    return _locate(describe(name), folder, split)[1]
 
 
-def _located(about: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
-    if split not in about.splits:
-        raise UsageError(f"{about.name} has no split {split!r}", f"it has: {', '.join(about.splits)}")
+def _locate(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
+    if split not in description.splits:
+        raise UsageError(f"{description.name} has no split {split!r}", f"it has: {', '.join(description.splits)}")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "give the folder that has the data set's own files")
-    result = _there(about, folder, split)
+    result = _find_files(description, folder, split)
     if result is None:
-        raise UsageError(f"{folder} has no {split} split of {about.name}", _looked(about, folder, split))
+        raise UsageError(
+            f"{folder} has no {split} split of {description.name}", _where_looked(description, folder, split)
+        )
     return result
 
 
-def _there(about: Description, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
-    for place in about.places(folder):
-        for layout in about.splits[split]:
-            paths = [place / file for file in layout.files]
+def _find_files(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
+    for candidate in description.places(folder):
+        for layout in description.splits[split]:
+            paths = [candidate / file for file in layout.files]
             if all(path.is_file() for path in paths):
                 return layout, paths
     return None
 
 
-def _looked(about: Description, folder: Path, split: str) -> str:
+def _where_looked(description: Description, folder: Path, split: str) -> str:
     """Returns words on where which files were looked for, and what was found."""
-    ways = " or ".join(" with ".join(layout.files) for layout in about.splits[split])
-    places = ", ".join(map(str, about.places(folder)))
-    located = {other: _there(about, folder, other) for other in about.splits}
+    ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
+    paths = ", ".join(map(str, description.places(folder)))
+    located = {other: _find_files(description, folder, other) for other in description.splits}
     result = [f"{other} ({' with '.join(one[0].files)})" for other, one in located.items() if one is not None]
-    return f"looked for {ways} in {places}; there of {about.name}: {', '.join(result) or 'nothing'}"
+    return f"looked for {ways} in {paths}; there of {description.name}: {', '.join(result) or 'nothing'}"
 
 
 def _examples(
-    about: Description, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
+    description: Description, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
 ) -> Iterator[Example]:
     left_out = n_yielded = 0
     for place, row in rows:
@@ -93,22 +97,24 @@ def _examples(
             yield example
     if left_out:
         rows_were = "row was" if left_out == 1 else "rows were"
-        progress(f"{left_out} {rows_were} left out of {source}: {about.flaws}")
+        progress(f"{left_out} {rows_were} left out of {source}: {description.flaws}")
     if not n_yielded:
         raise EmptyText(f"{source} has no rows", "give at least one")
 
 
 # --- from the hub -----------------------------------------------------------------------------------------------------
-def _hub_of(about: Description, split: str) -> Hub:
+def _hub_of(description: Description, split: str) -> Hub:
     """Returns the data set's entry on the hub. Raises UsageError if the hub has no such set or split."""
-    if about.hub is None:
-        raise UsageError(f"{about.name} is on no hub under a name that we know", "give a folder with its files")
-    if split not in about.hub.splits:
-        raise UsageError(f"the hub's {about.name} has no split {split!r}", f"it has: {', '.join(about.hub.splits)}")
-    return about.hub
+    if description.hub is None:
+        raise UsageError(f"{description.name} is on no hub under a name that we know", "give a folder with its files")
+    if split not in description.hub.splits:
+        raise UsageError(
+            f"the hub's {description.name} has no split {split!r}", f"it has: {', '.join(description.hub.splits)}"
+        )
+    return description.hub
 
 
-def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _hub_rows(hub: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields rows of the hub. Raises UsageError if the library is missing, or the hub does not answer."""
     try:
         import datasets
@@ -117,10 +123,10 @@ def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
             "the library datasets is not installed, and only it reads from the hub",
             "pip install datasets, or give a folder with the data set's files",
         ) from None
-    name = f"{place.path} on the hub"
+    name = f"{hub.path} on the hub"
     number = 0
     try:
-        result = datasets.load_dataset(place.path, place.config, split=place.splits[split], streaming=True)
+        result = datasets.load_dataset(hub.path, hub.config, split=hub.splits[split], streaming=True)
         for row in result:
             number += 1
             yield Place(name, number, "row"), dict(row)

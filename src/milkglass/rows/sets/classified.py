@@ -26,15 +26,19 @@ from milkglass.rows.tables import table, text_lines
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
 COLA = ("source", "label", "mark", "sentence")  # CoLA's files have no header
-MATCHED = {"train": "train", "validation": "validation_matched", "validation_mismatched": "validation_mismatched"}
+MATCHED_SPLITS = {
+    "train": "train",
+    "validation": "validation_matched",
+    "validation_mismatched": "validation_mismatched",
+}
 
 
-def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
+def _number_labels(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
     return {str(number): name for number, name in enumerate(labels, start)}
 
 
 def _task(
-    name: str, about: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
+    name: str, description: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
     metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
     files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
     flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
@@ -53,7 +57,7 @@ def _task(
         scores: the least and the largest score of a regression. None: it is a classification.
     """
     values = {one: one for one in labels} if named else {}
-    values |= _numbered(labels) | dict(others)
+    values |= _number_labels(labels) | dict(others)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
@@ -63,17 +67,17 @@ def _task(
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
-        name, about, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
+        name, description, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
         flaws, (folder,),
     )  # fmt: skip
 
 
-ENTAILED = ("entailment", "not_entailment")
+ENTAILED_LABELS = ("entailment", "not_entailment")
 NLI = ("entailment", "neutral", "contradiction")
 TASKS = (
     _task("sst2", "is a piece of a film review friendly?", ("sentence", "label"), ("negative", "positive"),
           "Stanford, none stated", "SST-2"),
-    _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED,
+    _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED_LABELS,
           "CC BY-SA 4.0 (SQuAD)", "QNLI", named=True),
     _task("cola", "is a sentence good English?", ("sentence", "label"), ("unacceptable", "acceptable"),
           "none stated, research", "CoLA", metrics=("matthews",), header=COLA,
@@ -84,7 +88,7 @@ TASKS = (
           hub_splits={**HUB, "test": "test"},
           files={"train": ("train.tsv", "msr_paraphrase_train.txt"), "validation": ("dev.tsv",),
                  "test": ("msr_paraphrase_test.txt",)}),
-    _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED,
+    _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED_LABELS,
           "none stated, research", "RTE", named=True),
     _task("stsb", "how similar two sentences are, from 0 to 5", ("sentence1", "sentence2", "score"), (),
           "STS Benchmark, parts under several terms", "STS-B", metrics=("pearson", "spearman"), scores=(0, 5),
@@ -98,7 +102,7 @@ TASKS = (
           flaws="rows whose annotators did not agree on a label",
           files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
                  "validation_mismatched": ("dev_mismatched.tsv",)},
-          hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED),
+          hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED_SPLITS),
 )  # fmt: skip
 
 
@@ -110,15 +114,15 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    long = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
-    short = LabelledColumn("text", "class", {name: name for name in CLASSES})
+    long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), also="description")
+    short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
     read_tsv = partial(table, needed=(), header=("text", "class"))
     splits = {
-        name: (Layout((f"{name}.csv",), read_csv, long), Layout((f"{name}.tsv",), read_tsv, short))
+        name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
     }
-    build = LabelledColumn("text", "label", _numbered(CLASSES))
+    build = LabelledColumn("text", "label", _number_labels(CLASSES))
     hub = Hub("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
     return Description(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
@@ -128,21 +132,21 @@ def _ag_news() -> Description:
 
 def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields line n of one file with line n of the other."""
-    for (number, one), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
+    for (number, line), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
         if not number or not label.strip():
             shorter = text.name if not number else labels.name
             raise CodecError(f"{shorter} has fewer lines than the file beside it", "fetch both files again")
-        yield Place(text.name, number), {"text": one.strip(), "label": label}
+        yield Place(text.name, number), {"text": line.strip(), "label": label}
 
 
 def _tweets() -> Description:
-    build = LabelledColumn("text", "label", _numbered(MOODS))
+    build = LabelledColumn("text", "label", _number_labels(MOODS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
         for split, file in files.items()
     }
-    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {one: one for one in files}, build)
+    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
     return Description(
         "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
         ("macro recall", "accuracy"), hub, folders=("sentiment",),
@@ -162,8 +166,8 @@ def _rotten() -> Description:
     build = LabelledColumn("text", "side", {name: name for name in SIDES})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = Hub(
-        "cornell-movie-review-data/rotten_tomatoes", None, {one: one for one in ("train", "validation", "test")},
-        LabelledColumn("text", "label", _numbered(SIDES)),
+        "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
+        LabelledColumn("text", "label", _number_labels(SIDES)),
     )  # fmt: skip
     return Description(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",

@@ -46,7 +46,7 @@ def _wikitext2() -> Description:
         split: alternatives(stripped, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
-    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {one: one for one in names}, PlainText(blank=True))
+    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {name: name for name in names}, PlainText(blank=True))
     return Description(
         "wikitext2", "good and featured articles of Wikipedia", "text", splits, ("text",), "CC BY-SA 3.0",
         metrics=("perplexity",), hub=hub, flaws="blank lines", folders=("wikitext-2", "wikitext-2-raw"),
@@ -88,7 +88,7 @@ def _dialogsum() -> Description:
         split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
         for split, file in names.items()
     }
-    hub = Hub("knkarthick/dialogsum", None, {one: one for one in names}, build)
+    hub = Hub("knkarthick/dialogsum", None, {name: name for name in names}, build)
     return Description(
         "dialogsum", "dialogues and their summaries", "chat", splits, ("dialogue", "summary"), "CC BY-NC-SA 4.0", (),
         ROUGE, hub, folders=("DialogSum_Data",),

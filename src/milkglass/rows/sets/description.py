@@ -116,8 +116,8 @@ class LabelledColumn:
     def _name(self, place: Place, value: str) -> str:
         if self.scores is None:
             if value not in self.values:
-                known = ", ".join(self.values)
-                raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
+                names = ", ".join(self.values)
+                raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {names}")
             return self.values[value]
         low, high = self.scores
         with suppress(ValueError):

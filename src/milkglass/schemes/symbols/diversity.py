@@ -20,7 +20,7 @@ from milkglass.schemes.mixture import Ids
 from milkglass.schemes.symbols.finder import FoundSymbols
 
 Masses = NDArray[np.float64]
-SLACK = 1e-9  # sums in another order may round to the other side of a limit
+ROUNDING_SLACK = 1e-9  # sums in another order may round to the other side of a limit
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DiversityLimits:
     most_share: float
 
     def broken(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
-        return (bits < self.least_bits - SLACK) | (share > self.most_share + SLACK)
+        return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
 
 
 def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
@@ -56,16 +56,18 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
         if not broken.any():
             break
         one = int(np.flatnonzero(broken)[bits[broken].argmin()])
-        places = centres / centre_weight[:, None]
-        distance = ((places - places[one]) ** 2).sum(1)
-        fits = live & ~limits.broken(*_measures(total + total[one], entropy + entropy[one], np.maximum(top, top[one])))
-        allowed = fits if fits[np.arange(symbols) != one].any() else live.copy()
-        allowed[one] = False
-        other = int(np.where(allowed, distance, np.inf).argmin())
+        means = centres / centre_weight[:, None]
+        distance = ((means - means[one]) ** 2).sum(1)
+        is_possible = live & ~limits.broken(
+            *_measures(total + total[one], entropy + entropy[one], np.maximum(top, top[one]))
+        )
+        is_allowed = is_possible if is_possible[np.arange(symbols) != one].any() else live.copy()
+        is_allowed[one] = False
+        partner = int(np.where(is_allowed, distance, np.inf).argmin())
         for sums in (total, entropy, centres, centre_weight):
-            sums[other] += sums[one]
-        top[other], hopeless[other] = max(top[other], top[one]), hopeless[other] or hopeless[one]
-        live[one], target[target == one] = False, other
+            sums[partner] += sums[one]
+        top[partner], hopeless[partner] = max(top[partner], top[one]), hopeless[partner] or hopeless[one]
+        live[one], target[target == one] = False, partner
     return np.unique(target[numbers], return_inverse=True)[1].astype(np.int64)
 
 

@@ -36,11 +36,11 @@ PRICE_MOMENTUM, FLOOR = (
     0.7,
     0.05,
 )  # of the price: how much stays from one round to the next, and what bounds it from below
-PRIOR = 4.0  # texts that a token's own score must outweigh
-SEEN = 0.3  # of trust: from two texts on a token has a score of its own
+PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
+SEEN_TRUST = 0.3  # of trust: from two texts on a token has a score of its own
 SHARPNESS = 12.0  # of the kernel over cosines
-CAUTION = 0.7  # of what the neighbours say
-COSINES = 1024  # rows of cosines held at a time
+NEIGHBOUR_SHARE = 0.7  # of what the neighbours say
+COSINE_ROWS = 1024  # rows of cosines held at a time
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,22 @@ class KMeans(MapFinder):
     ) -> FoundSymbols:  # fmt: skip
         """Returns the clusters. Draws from "symbols/start"."""
         points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbols)
-        drawn = draws("symbols/start")
-        clusters.start(points, drawn)
-        for done in range(self.rounds):
-            clusters.move(points, self.mass_price, drawn)
-            progress(thousandths(done + 1, self.rounds))
+        start_draws = draws("symbols/start")
+        clusters.start(points, start_draws)
+        for number in range(self.rounds):
+            clusters.move(points, self.mass_price, start_draws)
+            progress(thousandths(number + 1, self.rounds))
         return FoundSymbols(clusters.numbers, points)
 
     def points(self, evidence: Evidence) -> Floats:
         """Returns (n, f) x_t of all tokens."""
-        unit = centred(evidence.vectors(self.vectors))
+        unit_vectors = centred(evidence.vectors(self.vectors))
         if not self.label_weight or evidence.labelled is None:
-            return unit
-        scores, trust = label_scores(evidence.labelled, len(unit))
-        return np.concatenate([unit, np.float32(self.label_weight) * with_neighbours(scores, trust, unit)], axis=1)
+            return unit_vectors
+        scores, trust = label_scores(evidence.labelled, len(unit_vectors))
+        return np.concatenate(
+            [unit_vectors, np.float32(self.label_weight) * with_neighbours(scores, trust, unit_vectors)], axis=1
+        )
 
 
 class Clusters:
@@ -101,11 +103,11 @@ class Clusters:
         result[self.tokens] = self.numbers
         return result
 
-    def start(self, points: Floats, drawn: Draws) -> None:
+    def start(self, points: Floats, draws: Draws) -> None:
         """Draws centres among the points (c, f)."""
-        self.centres = points[sample(self.weights, len(self.price), drawn)].copy()
+        self.centres = points[sample(self.weights, len(self.price), draws)].copy()
 
-    def move(self, points: Floats, price: float, drawn: Draws) -> None:
+    def move(self, points: Floats, price: float, draws: Draws) -> None:
         """Makes one round. A symbol without tokens is drawn again. `price` is P of the module."""
         assert self.centres is not None
         m = len(self.price)
@@ -113,23 +115,23 @@ class Clusters:
         total = np.bincount(self.numbers, self.weights, m)
         self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
         self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
-        if len(empty := np.flatnonzero(total == 0)):
-            self.centres[empty] = points[sample(self.weights, len(empty), drawn)]
+        if len(empty_symbols := np.flatnonzero(total == 0)):
+            self.centres[empty_symbols] = points[sample(self.weights, len(empty_symbols), draws)]
         self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), price)
 
 
 def centred(vectors: Floats) -> Floats:
     """Returns (n, d) x_t: the vectors less their mean, then scaled to length 1."""
-    apart = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
-    result: Floats = apart / (np.linalg.norm(apart, axis=1, keepdims=True) + 1e-9)
+    difference = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
+    result: Floats = difference / (np.linalg.norm(difference, axis=1, keepdims=True) + 1e-9)
     return result
 
 
 def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
     """Returns (c,) the cheapest symbol of each token; ties go to the lower number. |x|^2 is equal for all symbols."""
-    own = (centres.astype(np.float64) ** 2).sum(1) + price
+    offsets = (centres.astype(np.float64) ** 2).sum(1) + price
     parts = [
-        (own - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
+        (offsets - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
         for start in range(0, len(points), ROWS_AT_A_TIME)
     ]
     return np.concatenate(parts).astype(np.int64)
@@ -148,9 +150,9 @@ def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
     return result
 
 
-def sample(weights: NDArray[np.float64], count: int, drawn: Draws) -> Ids:
+def sample(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
     """Returns `count` places without repetition in proportion to their weights: first arrivals of Poisson processes."""
-    arrivals = -np.log(drawn.uniform(len(weights))) / weights
+    arrivals = -np.log(draws.uniform(len(weights))) / weights
     return np.argsort(arrivals, kind="stable")[:count].astype(np.int64)
 
 
@@ -158,30 +160,32 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
     """Returns (n, f) the scores times trust, and (n,) the trust."""
     pairs = np.unique(labelled.texts.owner * size + labelled.texts.ids)  # a token counts once a text
     text, token = pairs // size, pairs % size
-    seen = np.bincount(token, minlength=size).astype(np.float64)
-    trust = seen / (seen + PRIOR)
+    occurrences = np.bincount(token, minlength=size).astype(np.float64)
+    trust = occurrences / (occurrences + PRIOR_TEXTS)
     if labelled.classes == 0:
         total = np.bincount(token, labelled.labels[text], size)
-        return (trust * total / np.maximum(seen, 1))[:, None], trust
+        return (trust * total / np.maximum(occurrences, 1))[:, None], trust
     columns = []
     for number in range(labelled.classes):
-        inside = labelled.labels == number
-        own, whole = np.bincount(token, inside[text], size), int(inside.sum())
-        other = seen - own
-        odds = np.log((own + 1) / (whole + 2)) - np.log((other + 1) / (len(inside) - whole + 2))
+        has_label = labelled.labels == number
+        with_label, label_count = np.bincount(token, has_label[text], size), int(has_label.sum())
+        without_label = occurrences - with_label
+        odds = np.log((with_label + 1) / (label_count + 2)) - np.log(
+            (without_label + 1) / (len(has_label) - label_count + 2)
+        )
         columns.append(trust * odds / np.sqrt(2))
     return np.stack(columns, axis=1), trust
 
 
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit: Floats) -> Floats:
     """Returns (n, f) the scores, in which rare tokens have those of their neighbours by unit vectors (n, d)."""
-    known, result = np.flatnonzero(trust > 0), scores.copy()
-    unseen = np.flatnonzero(trust <= SEEN)
-    if not len(known):
+    labelled, result = np.flatnonzero(trust > 0), scores.copy()
+    unseen = np.flatnonzero(trust <= SEEN_TRUST)
+    if not len(labelled):
         return result.astype(np.float32)
-    against = unit[known]
-    for start in range(0, len(unseen), COSINES):
-        part = unseen[start : start + COSINES]
-        near = np.exp(SHARPNESS * (unit[part] @ against.T - 1)) * trust[known]
-        result[part] = CAUTION * (near @ scores[known]) / (near.sum(1, keepdims=True) + 1e-9)
+    labelled_vectors = unit[labelled]
+    for start in range(0, len(unseen), COSINE_ROWS):
+        part = unseen[start : start + COSINE_ROWS]
+        weights = np.exp(SHARPNESS * (unit[part] @ labelled_vectors.T - 1)) * trust[labelled]
+        result[part] = NEIGHBOUR_SHARE * (weights @ scores[labelled]) / (weights.sum(1, keepdims=True) + 1e-9)
     return result.astype(np.float32)

@@ -33,9 +33,9 @@ from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, Map
 from milkglass.schemes.symbols.kmeans import Clusters, centred
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
-COMMITMENT = 0.25
+COMMITMENT_WEIGHT = 0.25
 ROWS_A_STEP, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
-SETTLE = 25  # rounds of k-means when the symbols are first found
+SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Learnt(MapFinder):
             raise UsageError(
                 "a map cannot be learnt from rows without labels", "give labelled rows, or add --set way=kmeans"
             )
-        drawn = draws("symbols/learnt")
+        source = draws("symbols/learnt")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(drawn.uniform(1)[0] * 2**31))
+            torch.manual_seed(int(source.uniform(1)[0] * 2**31))
             network = SmallReader(centred(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
-            return Training(self, network, evidence.labelled, Clusters(tokens, mass, symbols), drawn).run(progress)
+            return Training(self, network, evidence.labelled, Clusters(tokens, mass, symbols), source).run(progress)
 
 
 class SmallReader(torch.nn.Module):
@@ -111,18 +111,18 @@ class SmallReader(torch.nn.Module):
         `lengths` (b,) says how many of the ids count.
         """
         points, clustered = self.points(ids), self.clustered[ids]
-        there = torch.arange(ids.shape[1]) < lengths[:, None]
-        apart = torch.zeros(())
-        if clusters.centres is not None and (which := clustered & there).any():
+        is_token = torch.arange(ids.shape[1]) < lengths[:, None]
+        penalty = torch.zeros(())
+        if clusters.centres is not None and (selected := clustered & is_token).any():
             centres = torch.from_numpy(clusters.centres)[torch.from_numpy(clusters.of_tokens(len(self.clustered)))[ids]]
-            apart = (points - centres)[which].square().sum(-1).mean()
+            penalty = (points - centres)[selected].square().sum(-1).mean()
             points = points + (centres - points).detach()
         rows = self.drop(torch.where(clustered[..., None], self.up(points), self.own(ids)))
         packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
         states = torch.nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
-        mean = (states * there[..., None]).sum(1) / lengths[:, None]
-        most = states.masked_fill(~there[..., None], -torch.inf).amax(1)
-        return self.head(self.drop(torch.cat([mean, most], dim=1))), apart
+        mean = (states * is_token[..., None]).sum(1) / lengths[:, None]
+        maxima = states.masked_fill(~is_token[..., None], -torch.inf).amax(1)
+        return self.head(self.drop(torch.cat([mean, maxima], dim=1))), penalty
 
 
 @dataclass(frozen=True)
@@ -139,27 +139,29 @@ class Training:
         """Trains a third of the epochs without symbols, then the others with them."""
         rows = np.flatnonzero(self.task.texts.lengths)
         epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
-        first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
+        first_epochs, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
-        others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
+        others = [
+            parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
+        ]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
-        steps, done = -(-len(rows) // ROWS_A_STEP), 0
+        steps, step = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epochs):
-            if epoch == first:
-                self._move(tokens, SETTLE)
+            if epoch == first_epochs:
+                self._move(tokens, SETTLE_ROUNDS)
             for numbers in self._batches(rows):
-                spent = max(0.0, (done / steps - first) / (epochs - first))
+                progress_share = max(0.0, (step / steps - first_epochs) / (epochs - first_epochs))
                 for group in optimiser.param_groups:
-                    group["lr"] = self.settings.learning_rate * (1 - spent)
+                    group["lr"] = self.settings.learning_rate * (1 - progress_share)
                 loss = self._loss(numbers)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
                 optimiser.step()
-                done += 1
-                if first <= epoch < epochs - 1 and done % REFRESH == 0:
+                step += 1
+                if first_epochs <= epoch < epochs - 1 and step % REFRESH == 0:
                     self._move(tokens, 1)
-                progress(thousandths(done, epochs * steps))
+                progress(thousandths(step, epochs * steps))
         with torch.no_grad():
             return FoundSymbols(self.clusters.numbers, self.network.points(tokens).numpy())
 
@@ -181,9 +183,9 @@ class Training:
     def _loss(self, numbers: Ids) -> Tensor:
         texts = self.task.texts.chosen(numbers)
         lengths = torch.from_numpy(texts.lengths)
-        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in texts], batch_first=True)
-        found, apart = self.network(ids, lengths, self.clusters)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
+        logits, penalty = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
         if self.task.classes:
-            return torch.nn.functional.cross_entropy(found, labels.long()) + COMMITMENT * apart
-        return torch.nn.functional.mse_loss(found[:, 0], labels.float()) + COMMITMENT * apart
+            return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT_WEIGHT * penalty
+        return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT_WEIGHT * penalty

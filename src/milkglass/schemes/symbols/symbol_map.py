@@ -27,13 +27,13 @@ class MergedRows(Mixture):
 
     def promise(self, k: int) -> Promise:
         """Returns the promise; `verbatim` counts tokens with their own symbol."""
-        several = self.sizes[self.sizes > 1]
-        sizes, counts = np.unique(several, return_counts=True)
+        shared = self.sizes[self.sizes > 1]
+        sizes, counts = np.unique(shared, return_counts=True)
         return Promise(
             k=k,
-            clusters=len(several),
+            clusters=len(shared),
             sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},
-            below_k=int(several[several < k].sum()),
+            below_k=int(shared[shared < k].sum()),
             singletons=0,
             verbatim=int((self.sizes == 1).sum()),
             shared=True,
@@ -55,7 +55,7 @@ class SymbolMap:
     @classmethod
     def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
         """Returns a map. Raises UsageError if the arrays are none."""
-        result = cls(_packed(np.asarray(tokens, "<i4")), _packed(np.asarray(weights, "<f4")))
+        result = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
         result.require()
         return result
 
@@ -69,12 +69,12 @@ class SymbolMap:
 
     @cached_property
     def array(self) -> Ids:
-        return np.frombuffer(_unpacked(self.tokens), "<i4").astype(np.int64)
+        return np.frombuffer(_unpack(self.tokens), "<i4").astype(np.int64)
 
     @cached_property
     def row_weights(self) -> NDArray[np.float32]:
         """Returns (n,) w_t."""
-        return np.frombuffer(_unpacked(self.weights), "<f4").astype(np.float32)
+        return np.frombuffer(_unpack(self.weights), "<f4").astype(np.float32)
 
     def mixture(self) -> MergedRows:
         """Returns the rows of the m' symbols as mixtures of the rows of tokens."""
@@ -91,11 +91,11 @@ def shared_symbols(numbers: Ids) -> Ids:
     return np.flatnonzero(np.bincount(numbers) > 1)
 
 
-def _packed(array: NDArray[np.generic]) -> str:
+def _pack(array: NDArray[np.generic]) -> str:
     return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
 
 
-def _unpacked(text: str) -> bytes:
+def _unpack(text: str) -> bytes:
     try:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except (ValueError, zlib.error) as error:

@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from milkglass.errors import MilkglassError
 from milkglass.server.settings import known_error
 
-INTERNAL = "the server made a mistake; nothing of your request is repeated here"
-SHOWN = 3  # validation errors that are named in one answer
+INTERNAL_MESSAGE = "the server made a mistake; nothing of your request is repeated here"
+MAX_ERRORS_SHOWN = 3  # validation errors that are named in one answer
 REASONS = {
     400: "the request could not be read",
     401: "the bearer token is missing or wrong",
@@ -76,20 +76,20 @@ def error_body(error: MilkglassError) -> dict[str, Any]:
 
 
 def internal() -> JSONResponse:
-    return JSONResponse(body(500, INTERNAL, "internal_error", "its log names the place; please report it"), 500)
+    return JSONResponse(body(500, INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it"), 500)
 
 
 def validation_message(
-    error: RequestValidationError | ValidationError, named: Callable[[Mapping[str, Any]], str] = lambda fault: ""
+    error: RequestValidationError | ValidationError, name_of: Callable[[Mapping[str, Any]], str] = lambda fault: ""
 ) -> str:
     """Returns what is wrong, and where.
 
     Args:
-        named: returns what to say about a refused value before its rule. By default no value is repeated.
+        name_of: returns what to say about a refused value before its rule. By default no value is repeated.
     """
     errors = error.errors()
-    faults = [f"{_place(fault)}: {named(fault)}{_rule(fault)}" for fault in errors[:SHOWN]]
-    more = len(errors) - SHOWN
+    faults = [f"{_place(fault)}: {name_of(fault)}{_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]]
+    more = len(errors) - MAX_ERRORS_SHOWN
     return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
 
 

@@ -23,10 +23,12 @@ from milkglass.server.http.errors import HINTS, REASONS, Refused, internal, resp
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
-RECENT = 2.0  # seconds that a body's pace looks back
-YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+PACE_SECONDS = 2.0  # seconds that a body's pace looks back
+MIN_AGE_SECONDS = (
+    0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
+)
 log = logging.getLogger("milkglass.server")
-OPEN = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -51,13 +53,13 @@ class BodyMemory:
         self.limit, self.used = limit, 0
         self._arriving: set[CountedBody] = set()
 
-    def take(self, body: CountedBody, size: int, whole: bool) -> None:
-        """Charges bytes to a body, its last ones if `whole`. Raises Busy if no room is left or can be made."""
-        if whole:
+    def take(self, body: CountedBody, size: int, is_complete: bool) -> None:
+        """Charges bytes to a body, its last ones if `is_complete`. Raises Busy if no room is left or can be made."""
+        if is_complete:
             self._arriving.discard(body)
         elif body not in self._arriving:
             self._arriving.add(body)
-        self._make_room(body, size, whole)
+        self._make_room(body, size, is_complete)
         self.used += size
         body.held += size
 
@@ -66,7 +68,7 @@ class BodyMemory:
         body.held = 0
         self._arriving.discard(body)
 
-    def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
+    def _make_room(self, body: CountedBody, size: int, is_complete: bool) -> None:
         """Evicts the slowest bodies that arrive more slowly than `body`. A complete body counts as the fastest.
 
         It evicts none if that would not be enough.
@@ -75,9 +77,9 @@ class BodyMemory:
         if lacking <= 0:
             return
         now = time.monotonic()
-        own = math.inf if whole else body.pace(now)
+        own_pace = math.inf if is_complete else body.pace(now)
         slower = sorted(
-            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own
+            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own_pace
         )
         if sum(other.held for _, _, other in slower) < lacking:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
@@ -98,7 +100,10 @@ class CountedBody:
         self._claimed, self._began = claimed, time.monotonic()
         self._seen = self.held = 0
         self._whole = self._evicted = False
-        self._recent, self._counted = 0.0, self._began  # bytes, where those of RECENT seconds ago count 1/e; as of when
+        self._recent, self._counted = (
+            0.0,
+            self._began,
+        )  # bytes, where those of PACE_SECONDS seconds ago count 1/e; as of when
         self._waiting: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
@@ -106,9 +111,9 @@ class CountedBody:
         if self._whole or not self._rule.held:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
-        left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
+        seconds_left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
         try:
-            async with asyncio.timeout_at(loop.time() + left) as self._waiting:
+            async with asyncio.timeout_at(loop.time() + seconds_left) as self._waiting:
                 message = await self._receive()
         except TimeoutError:
             if not self._evicted:
@@ -137,11 +142,11 @@ class CountedBody:
     def pace(self, now: float) -> float:
         """Returns the recent speed in bytes a second."""
         self._fade(now)
-        age = max(now - self._began, YOUNGEST)
-        return self._recent / (RECENT * -math.expm1(-age / RECENT))
+        age = max(now - self._began, MIN_AGE_SECONDS)
+        return self._recent / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
 
     def _fade(self, now: float) -> None:
-        self._recent *= math.exp((self._counted - now) / RECENT)
+        self._recent *= math.exp((self._counted - now) / PACE_SECONDS)
         self._counted = now
 
     def evict(self) -> None:
@@ -161,37 +166,37 @@ Rule = Callable[[Scope], BodyRule]
 class Guard:
     """Admits requests. All requests together may have `held` bytes of bodies in memory."""
 
-    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, most_held: int, limits: Limits) -> None:
         self._app, self._rule, self._limits = app, rule, limits
-        self._memory = BodyMemory(held)
+        self._memory = BodyMemory(most_held)
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answered = _Answered(send)
+        answer = _RecordedAnswer(send)
         began = time.monotonic()
         try:
-            await self._admit(scope, receive, answered)
+            await self._admit(scope, receive, answer)
         except Exception as error:  # noqa: BLE001  (whatever it was: the server stays up and its log stays clean)
             log.error("internal error: %s", place_of(error))
-            if answered.status is None:
-                await internal()(scope, receive, answered)
+            if answer.status is None:
+                await internal()(scope, receive, answer)
         finally:
             # The route's pattern, never the path: names in a path are the caller's
             pattern = getattr(scope.get("route"), "path", "-")
-            spent = (time.monotonic() - began) * 1000
+            milliseconds = (time.monotonic() - began) * 1000
             method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
-            log.info("%s %s %s %.0f ms", method, pattern, answered.status or "gone", spent)
+            log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
-        if scope["path"] not in OPEN and not hmac.compare_digest(authorization, self._expected):
-            refused = respond(Unauthorized(REASONS[401], HINTS[401]))
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            await refused(scope, receive, send)
+        if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(authorization, self._expected):
+            refusal = respond(Unauthorized(REASONS[401], HINTS[401]))
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            await refusal(scope, receive, send)
             return
         rule = self._rule(scope)
         claimed = headers.get(b"content-length", b"0")
@@ -206,7 +211,7 @@ class Guard:
             body.release()
 
 
-class _Answered:
+class _RecordedAnswer:
     """A `send` that remembers the status."""
 
     def __init__(self, send: Send) -> None:

@@ -27,13 +27,13 @@ CLIENTS_WORK = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
 )  # fmt: skip
-NEUTRAL = {"n": 1, "best_of": 1}
+NEUTRAL_VALUES = {"n": 1, "best_of": 1}
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _no_text(value: Any) -> Any:
-    many = value if isinstance(value, list) else [value]
-    if any(isinstance(item, str) for item in many):
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(item, str) for item in values):
         raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
     return value
 
@@ -72,15 +72,15 @@ class Completion(RequestBody):
         """Removes fields that request nothing, and names those that cannot be honoured."""
         if not isinstance(value, dict):
             return value
-        kept = {name: one for name, one in value.items() if one is not None}
+        present = {name: item for name, item in value.items() if item is not None}
         for name in CLIENTS_WORK:
-            requested = kept.pop(name, None)
+            requested = present.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
                 raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
-        for name, neutral in NEUTRAL.items():
-            if kept.pop(name, None) not in (None, neutral):
+        for name, neutral in NEUTRAL_VALUES.items():
+            if present.pop(name, None) not in (None, neutral):
                 raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
-        return kept
+        return present
 
     def prompts(self) -> list[Ids]:
         return as_rows(self.prompt)
@@ -118,19 +118,19 @@ def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettin
     """Checks prompts against the model and `extra` further tokens each. No message names an id."""
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not row:
-            raise EmptyText(f"input {place} is empty", "send one id at least")
+            raise EmptyText(f"input {index} is empty", "send one id at least")
         if max(row) >= model.vocab_size:
             raise IdOutOfRange(
-                f"input {place} holds an id beyond the model's vocabulary of {model.vocab_size}",
+                f"input {index} holds an id beyond the model's vocabulary of {model.vocab_size}",
                 "encode it with the key of this very model",
             )
         if len(row) > settings.max_prompt_tokens:
-            raise TooLarge(f"input {place} has {len(row)} tokens; {settings.max_prompt_tokens} are the most", "cut it")
+            raise TooLarge(f"input {index} has {len(row)} tokens; {settings.max_prompt_tokens} are the most", "cut it")
         if model.positions is not None and len(row) + extra > model.positions:
             raise TooLong(
-                f"input {place} has {len(row)} tokens and asks for {extra}; the model takes {model.positions}",
+                f"input {index} has {len(row)} tokens and asks for {extra}; the model takes {model.positions}",
                 "cut it, or lower max_tokens",
             )
 
@@ -142,9 +142,9 @@ def require_biases(biases: Iterable[int], model: ModelRecord) -> None:
         )
 
 
-def require_new(asked: int, settings: ServerSettings) -> None:
-    if asked > settings.max_new_tokens:
-        raise TooLarge(f"max_tokens is {asked}; {settings.max_new_tokens} is the most", "ask for less")
+def require_new(count: int, settings: ServerSettings) -> None:
+    if count > settings.max_new_tokens:
+        raise TooLarge(f"max_tokens is {count}; {settings.max_new_tokens} is the most", "ask for less")
 
 
 def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:

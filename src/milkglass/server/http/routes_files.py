@@ -13,8 +13,8 @@ from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload, LengthRequired
 from milkglass.server.context import Shared
-from milkglass.server.http.routing import PLAIN, Name, PathName, RequestBody, StrictRoute
-from milkglass.server.storage.store import File, Purpose, Upload
+from milkglass.server.http.routing import PLAIN_NAME, Name, PathName, RequestBody, StrictRoute
+from milkglass.server.storage.store import FileRecord, Purpose, UploadRecord
 from milkglass.server.storage.uploads import incoming_chunk
 
 router = APIRouter(route_class=StrictRoute)
@@ -45,15 +45,15 @@ class NewUpload(RequestBody):
     purpose: Purpose
 
 
-def upload_json(upload: Upload, chunk_bytes: int) -> dict[str, Any]:
-    return {**_about(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
+def upload_json(upload: UploadRecord, chunk_bytes: int) -> dict[str, Any]:
+    return {**_shared_fields(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
 
 
-def file_json(file: File) -> dict[str, Any]:
-    return {**_about(file), "object": "file", "sha256": file.sha256, "status": "processed"}
+def file_json(file: FileRecord) -> dict[str, Any]:
+    return {**_shared_fields(file), "object": "file", "sha256": file.sha256, "status": "processed"}
 
 
-def _about(record: Upload | File) -> dict[str, Any]:
+def _shared_fields(record: UploadRecord | FileRecord) -> dict[str, Any]:
     about = record.model_dump(include={"id", "filename", "bytes", "purpose"})
     return {**about, "created_at": int(record.created_at)}
 
@@ -71,24 +71,24 @@ def list_uploads(shared: Shared) -> dict[str, Any]:
     return {"object": "list", "data": data}
 
 
-@router.get("/v1/uploads/{key}")
-def get_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    return upload_json(shared.store.uploads.get(key), shared.settings.chunk_bytes)
+@router.get("/v1/uploads/{upload_id}")
+def get_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+    return upload_json(shared.store.uploads.get(upload_id), shared.settings.chunk_bytes)
 
 
-@router.put("/v1/uploads/{key}", openapi_extra=_RAW)
+@router.put("/v1/uploads/{upload_id}", openapi_extra=_RAW)
 async def write_chunk(
-    key: PathName,
+    upload_id: PathName,
     request: Request,
     shared: Shared,
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
     length = _length(request)
-    lacking = await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
+    lacking = await run_in_threadpool(shared.uploads.expect, upload_id, upload_offset, length)
     with incoming_chunk(shared.home.work) as chunk:
         await chunk.take(request.stream(), min(length, lacking))
-        upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
+        upload = await run_in_threadpool(shared.uploads.write, upload_id, upload_offset, chunk, chunk_sha256)
     return {"id": upload.id, "received": upload.received}
 
 
@@ -103,15 +103,15 @@ def _length(request: Request) -> int:
     return int(stated[:20])
 
 
-@router.post("/v1/uploads/{key}/complete")
-async def complete_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    return file_json(await shared.slowly(shared.uploads.complete, key))
+@router.post("/v1/uploads/{upload_id}/complete")
+async def complete_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+    return file_json(await shared.slowly(shared.uploads.complete, upload_id))
 
 
-@router.delete("/v1/uploads/{key}")
-def cancel_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    shared.uploads.cancel(key)
-    return {"id": key, "object": "upload", "deleted": True}
+@router.delete("/v1/uploads/{upload_id}")
+def cancel_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+    shared.uploads.cancel(upload_id)
+    return {"id": upload_id, "object": "upload", "deleted": True}
 
 
 @router.post("/v1/files", openapi_extra=_FORM)
@@ -121,12 +121,12 @@ async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
         if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
             raise BadUpload("the form needs a file and a purpose", "the purpose is `model` or `fine-tune`")
         name = _plain(upload.filename or "")
-        taken = await shared.slowly(shared.uploads.take, upload.file, upload.size or 0, name, purpose)
-    return file_json(taken)
+        added = await shared.slowly(shared.uploads.take, upload.file, upload.size or 0, name, purpose)
+    return file_json(added)
 
 
 def _plain(name: str) -> str:
-    if len(name) > 128 or not re.fullmatch(PLAIN, name):
+    if len(name) > 128 or not re.fullmatch(PLAIN_NAME, name):
         raise BadUpload("the file's name is not a plain name", "letters, digits, `.`, `_` and `-`, 128 at most")
     return name
 
@@ -137,18 +137,18 @@ def list_files(shared: Shared, purpose: Purpose | None = None) -> dict[str, Any]
     return {"object": "list", "data": [file_json(file) for file in expected]}
 
 
-@router.get("/v1/files/{key}")
-def get_file(key: PathName, shared: Shared) -> dict[str, Any]:
-    return file_json(shared.store.files.get(key))
+@router.get("/v1/files/{file_id}")
+def get_file(file_id: PathName, shared: Shared) -> dict[str, Any]:
+    return file_json(shared.store.files.get(file_id))
 
 
-@router.get("/v1/files/{key}/content")
-def get_content(key: PathName, shared: Shared) -> FileResponse:
-    file = shared.store.files.get(key)
-    return FileResponse(shared.uploads.path(key), media_type="application/octet-stream", filename=file.filename)
+@router.get("/v1/files/{file_id}/content")
+def get_content(file_id: PathName, shared: Shared) -> FileResponse:
+    file = shared.store.files.get(file_id)
+    return FileResponse(shared.uploads.path(file_id), media_type="application/octet-stream", filename=file.filename)
 
 
-@router.delete("/v1/files/{key}")
-def delete_file(key: PathName, shared: Shared) -> dict[str, Any]:
-    shared.uploads.remove_file(key)
-    return {"id": key, "object": "file", "deleted": True}
+@router.delete("/v1/files/{file_id}")
+def delete_file(file_id: PathName, shared: Shared) -> dict[str, Any]:
+    shared.uploads.remove_file(file_id)
+    return {"id": file_id, "object": "file", "deleted": True}

@@ -53,7 +53,7 @@ class PromptRun:
     body: Completion
     prompts: list[list[int]]
     on_over: Callable[[], None] = lambda: None
-    key: str = field(default_factory=lambda: new_id("cmpl"))
+    answer_id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     sequences: list[Sequence] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
@@ -65,18 +65,18 @@ class PromptRun:
 
         def put(item: _Token | MilkglassError) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._arrived, item)
+                loop.call_soon_threadsafe(self._on_arrival, item)
 
-        def on_token(place: int, token: int, reason: str | None) -> None:
-            put(_Token(place, token, reason, self.sequences[place].chances))
+        def on_token(index: int, token: int, reason: str | None) -> None:
+            put(_Token(index, token, reason, self.sequences[index].chances))
 
         self.answers = [[] for _ in self.prompts]
         self.chances: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
-        for place, prompt in enumerate(self.prompts):
-            sampling = self.body.sampling(ends, place)
-            self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
+        for index, prompt in enumerate(self.prompts):
+            sampling = self.body.sampling(ends, index)
+            self.sequences.append(Sequence(prompt, sampling, partial(on_token, index), put))
 
-    def _arrived(self, item: _Token | MilkglassError) -> None:
+    def _on_arrival(self, item: _Token | MilkglassError) -> None:
         self._queue.put_nowait(item)
         self._running -= isinstance(item, MilkglassError) or item.reason is not None
         if not self._running:
@@ -84,12 +84,12 @@ class PromptRun:
 
     async def tokens(self) -> AsyncIterator[_Token]:
         """Yields tokens until every prompt has ended. Raises the engine's error."""
-        left = len(self.sequences)
-        while left:
+        unfinished = len(self.sequences)
+        while unfinished:
             item = await self._queue.get()
             if isinstance(item, MilkglassError):
                 raise item
-            left -= item.reason is not None
+            unfinished -= item.reason is not None
             self.answers[item.place].append(item.id)
             if item.chances:
                 self.chances[item.place].append(item.chances)
@@ -103,18 +103,18 @@ class PromptRun:
         read, written = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-    def answer(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": self.key, "object": "text_completion", "created": self.created, "model": self.body.model}
-        return {**head, "choices": choices, **more}
+    def answer(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        head = {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.body.model}
+        return {**head, "choices": choices, **fields}
 
 
 def _choice(
-    place: int, ids: list[int], reason: str | None, chances: Iterable[list[tuple[int, float]]]
+    index: int, ids: list[int], reason: str | None, chances: Iterable[list[tuple[int, float]]]
 ) -> dict[str, Any]:
     """Returns a choice. As in vLLM, the id that stopped it is the last of `token_ids`, and `stop_reason` names it."""
     stop = ids[-1] if reason == "stop" else None
     return {
-        "index": place, "text": "", "token_ids": ids, "logprobs": _logprobs(chances), "finish_reason": reason,
+        "index": index, "text": "", "token_ids": ids, "logprobs": _logprobs(chances), "finish_reason": reason,
         "stop_reason": stop,
     }  # fmt: skip
 
@@ -122,9 +122,9 @@ def _choice(
 def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | None:
     """Returns log-probabilities in OpenAI's format for chats, with ids in place of texts."""
     content = []
-    for taken, *likeliest in chances:
-        top = [{"token_id": one, "logprob": value} for one, value in likeliest]
-        content.append({"token_id": taken[0], "logprob": taken[1], "top_logprobs": top})
+    for drawn, *likeliest in chances:
+        top = [{"token_id": token, "logprob": value} for token, value in likeliest]
+        content.append({"token_id": drawn[0], "logprob": drawn[1], "top_logprobs": top})
     return {"content": content} if content else None
 
 
@@ -153,14 +153,14 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
         engine.submit(run.sequences)
         if body.stream:
             return EventStream(_stream(run), closing.pop_all().close)  # the stream's business now
-        return await first(_whole(run), disconnect(request)) or GONE
+        return await first(_complete_answer(run), disconnect(request)) or GONE
 
 
-async def _whole(run: PromptRun) -> Response:
+async def _complete_answer(run: PromptRun) -> Response:
     reasons: list[str | None] = [None for _ in run.prompts]
     async for token in run.tokens():
         reasons[token.place] = token.reason
-    choices = [_choice(place, ids, reasons[place], run.chances[place]) for place, ids in enumerate(run.answers)]
+    choices = [_choice(index, ids, reasons[index], run.chances[index]) for index, ids in enumerate(run.answers)]
     return JSONResponse(run.answer(choices, usage=run.usage()))
 
 
@@ -180,15 +180,15 @@ async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
 # --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
 async def classify(body: Classification, request: Request, shared: Shared) -> Response:
-    return await _in_rows(body, "classify", request, shared)
+    return await _answer_rows(body, "classify", request, shared)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(body: Embedding, request: Request, shared: Shared) -> Response:
-    return await _in_rows(body, "embed", request, shared)
+    return await _answer_rows(body, "embed", request, shared)
 
 
-async def _in_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
+async def _answer_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)
@@ -200,8 +200,10 @@ async def _in_rows(body: Classification | Embedding, task: Task, request: Reques
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
         for ids, kinds, future in zip(inputs, types, futures, strict=True):
-            done, failed = (_from_thread(loop, future, put) for put in (future.set_result, future.set_exception))
-            rows.append(ClassifierRow(ids, kinds, done, failed))
+            on_result, on_error = (
+                _from_thread(loop, future, method) for method in (future.set_result, future.set_exception)
+            )
+            rows.append(ClassifierRow(ids, kinds, on_result, on_error))
         engine.submit(rows)
         result = await first(asyncio.gather(*futures), disconnect(request))
     finally:
@@ -212,43 +214,43 @@ async def _in_rows(body: Classification | Embedding, task: Task, request: Reques
         return GONE
     shared.recording.sent(model, inputs)
     if task == "embed":
-        data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(result)]
-        return JSONResponse(_listed("embd", model.id, inputs, data))
+        data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(result)]
+        return JSONResponse(_list_json("embd", model.id, inputs, data))
     scores = isinstance(engine, Classifier) and engine.scores
-    return JSONResponse(_listed("classify", model.id, inputs, _classified(result, scores)))
+    return JSONResponse(_list_json("classify", model.id, inputs, _classification_json(result, scores)))
 
 
 def _from_thread(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], put: Callable[[Any], None]
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], method: Callable[[Any], None]
 ) -> Callable[[Any], None]:
-    """Returns `put` for another thread. It does nothing if the future is done or the loop is closed."""
+    """Returns `method` for another thread. It does nothing if the future is done or the loop is closed."""
 
     def call(value: Any) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: None if future.done() else put(value))
+            loop.call_soon_threadsafe(lambda: None if future.done() else method(value))
 
     return call
 
 
-def _classified(answers: list[list[float]], scores: bool) -> list[dict[str, Any]]:
+def _classification_json(answers: list[list[float]], scores: bool) -> list[dict[str, Any]]:
     """Returns one object for each row in vLLM's format; a regression has `score` in place of `label` and `probs`."""
     data: list[dict[str, Any]] = []
-    for place, chances in enumerate(answers):
+    for index, chances in enumerate(answers):
         if scores:
-            data.append({"index": place, "score": chances[0], "num_classes": 1})
+            data.append({"index": index, "score": chances[0], "num_classes": 1})
             continue
-        best = max(range(len(chances)), key=chances.__getitem__)
-        data.append({"index": place, "label": f"LABEL_{best}", "probs": chances, "num_classes": len(chances)})
+        likeliest = max(range(len(chances)), key=chances.__getitem__)
+        data.append({"index": index, "label": f"LABEL_{likeliest}", "probs": chances, "num_classes": len(chances)})
     return data
 
 
-def _listed(kind: str, model: str, inputs: list[list[int]], data: list[dict[str, Any]]) -> dict[str, Any]:
-    read = sum(map(len, inputs))
+def _list_json(kind: str, model: str, inputs: list[list[int]], data: list[dict[str, Any]]) -> dict[str, Any]:
+    count = sum(map(len, inputs))
     return {
         "id": new_id(kind),
         "object": "list",
         "created": int(time.time()),
         "model": model,
         "data": data,
-        "usage": {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read},
+        "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
     }

@@ -21,12 +21,14 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import JobRecord
 
 router = APIRouter(route_class=StrictRoute)
-TAIL = 0.2  # seconds between looks for new events
-HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the connection open
+POLL_SECONDS = 0.2  # seconds between looks for new events
+HEARTBEAT_SECONDS = 15.0  # seconds without an event after which a comment keeps the connection open
 EventId = Annotated[str, Query(pattern=r"^(ftevent-)?[0-9]{1,15}$")]
 
 
 class NewJob(RequestBody):
+    """The body of a request for a fine-tune. `suffix` ends the new model's name."""
+
     model: Name
     training_file: Name
     validation_file: Name | None = None
@@ -48,7 +50,7 @@ def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
         "validation_file": job.validation_file,
         "status": job.state,
         "resumable": job.resumable,
-        "cancelling": job.cancel_at is not None and not job.over,
+        "cancelling": job.cancel_at is not None and not job.has_ended,
         "fine_tuned_model": job.fine_tuned_model if job.state == "succeeded" else None,
         "hyperparameters": job.hyperparameters.model_dump(),
         "trained_tokens": job.trained_tokens,
@@ -61,44 +63,48 @@ def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
 
 @router.post("/v1/fine_tuning/jobs")
 def create_job(body: NewJob, shared: Shared) -> dict[str, Any]:
+    """Queues a fine-tune, unless the rows do not fit the model or the machine lacks room."""
     job = shared.jobs.create(body.model, body.training_file, body.validation_file, body.suffix, body.hyperparameters)
     return job_json(job, shared)
 
 
 @router.get("/v1/fine_tuning/jobs")
 def list_jobs(shared: Shared) -> dict[str, Any]:
+    """Lists all jobs, the newest first."""
     jobs = [job_json(job, shared) for job in reversed(shared.store.jobs.all())]
     return {"object": "list", "data": jobs, "has_more": False}
 
 
-@router.get("/v1/fine_tuning/jobs/{key}")
-def get_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    return job_json(shared.store.jobs.get(key), shared)
+@router.get("/v1/fine_tuning/jobs/{job_id}")
+def get_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+    """Returns one job with its progress."""
+    return job_json(shared.store.jobs.get(job_id), shared)
 
 
-@router.post("/v1/fine_tuning/jobs/{key}/cancel")
-def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    return job_json(shared.jobs.cancel(key), shared)
+@router.post("/v1/fine_tuning/jobs/{job_id}/cancel")
+def cancel_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+    """Cancels a job: at once if it waits, else at its worker's next step."""
+    return job_json(shared.jobs.cancel(job_id), shared)
 
 
-@router.post("/v1/fine_tuning/jobs/{key}/resume")
-def resume_job(key: PathName, shared: Shared) -> dict[str, Any]:
+@router.post("/v1/fine_tuning/jobs/{job_id}/resume")
+def resume_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
     """Lets a job that a full disk ended go on from its newest checkpoint."""
-    return job_json(shared.jobs.resume(key), shared)
+    return job_json(shared.jobs.resume(job_id), shared)
 
 
-@router.delete("/v1/fine_tuning/jobs/{key}")
-def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
+@router.delete("/v1/fine_tuning/jobs/{job_id}")
+def delete_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
     """Deletes a job that has ended. Its model stays."""
-    shared.jobs.remove(key)
-    return {"id": key, "object": "fine_tuning.job", "deleted": True}
+    shared.jobs.remove(job_id)
+    return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
-@router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
-def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
+@router.get("/v1/fine_tuning/jobs/{job_id}/checkpoints")
+def list_checkpoints(job_id: PathName, shared: Shared) -> dict[str, Any]:
     """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are of the same step."""
-    job = shared.store.jobs.get(key)
-    info = [entry.event.data for entry in read_events(shared.jobs.folder(key)) if entry.event.type == "metrics"]
+    job = shared.store.jobs.get(job_id)
+    metrics = [entry.event.data for entry in read_events(shared.jobs.folder(job_id)) if entry.event.type == "metrics"]
     data: list[dict[str, Any]] = [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
@@ -107,16 +113,16 @@ def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
             "fine_tuning_job_id": job.id,
             "fine_tuned_model_checkpoint": None,  # to resume from; it is not a model that can be used
             "step_number": step,
-            "metrics": {name: value for data in info if data.get("step") == step for name, value in data.items()},
+            "metrics": {name: value for data in metrics if data.get("step") == step for name, value in data.items()},
         }
-        for step, saved_at in shared.jobs.checkpoints(key)
+        for step, saved_at in shared.jobs.checkpoints(job_id)
     ]
     return {"object": "list", "data": data, "has_more": False}
 
 
-@router.get("/v1/fine_tuning/jobs/{key}/events")
+@router.get("/v1/fine_tuning/jobs/{job_id}/events")
 async def job_events(
-    key: PathName,
+    job_id: PathName,
     request: Request,
     shared: Shared,
     stream: bool = False,
@@ -127,30 +133,30 @@ async def job_events(
 
     `after` and `Last-Event-ID` are the id of the last event that was seen, with or without `ftevent-`.
     """
-    await run_in_threadpool(shared.store.jobs.get, key)
+    await run_in_threadpool(shared.store.jobs.get, job_id)
     if last_event_id:
         if not re.fullmatch(r"(ftevent-)?\d{1,15}", last_event_id, re.ASCII):
             raise UsageError("Last-Event-ID is not an id of an event", "send the last id that you got, or none")
         after = last_event_id
     seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(_tail(shared, key, seen), on_close=lambda: None)
-    info = await run_in_threadpool(read_events, shared.jobs.folder(key), seen)
-    return JSONResponse({"object": "list", "data": [entry.as_json() for entry in info], "has_more": False})
+        return EventStream(_stream_events(shared, job_id, seen), on_close=lambda: None)
+    events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), seen)
+    return JSONResponse({"object": "list", "data": [entry.as_json() for entry in events], "has_more": False})
 
 
-async def _tail(shared: Context, key: str, after: int) -> AsyncGenerator[str, None]:
+async def _stream_events(shared: Context, job_id: str, after: int) -> AsyncGenerator[str, None]:
     """Yields past events, then new ones. If the server stops, the stream ends without `done`, and clients reconnect."""
-    folder, quiet = shared.jobs.folder(key), time.monotonic()
+    folder, last_sent = shared.jobs.folder(job_id), time.monotonic()
     while not shared.stopping.is_set():
-        job = await run_in_threadpool(shared.store.jobs.get, key)  # before the events: none is missed at the end
+        job = await run_in_threadpool(shared.store.jobs.get, job_id)  # before the events: none is missed at the end
         for entry in await run_in_threadpool(read_events, folder, after):
-            after, quiet = entry.id, time.monotonic()
+            after, last_sent = entry.id, time.monotonic()
             yield event(entry.as_json(), entry.event.type, str(entry.id))
-        if job.over:
+        if job.has_ended:
             yield event(job_json(job, shared), "done", str(after))
             return
-        if time.monotonic() - quiet > HEARTBEAT:
-            quiet = time.monotonic()
+        if time.monotonic() - last_sent > HEARTBEAT_SECONDS:
+            last_sent = time.monotonic()
             yield ": still here\n\n"
-        await asyncio.sleep(TAIL)
+        await asyncio.sleep(POLL_SECONDS)

@@ -82,27 +82,27 @@ def list_models(shared: Shared) -> dict[str, Any]:
     return {"object": "list", "data": [model_json(model, shared) for model in shared.store.models.all()]}
 
 
-@router.get("/v1/models/{key}")
-def get_model(key: PathName, shared: Shared) -> dict[str, Any]:
-    return model_json(shared.store.models.get(key), shared)
+@router.get("/v1/models/{model_id}")
+def get_model(model_id: PathName, shared: Shared) -> dict[str, Any]:
+    return model_json(shared.store.models.get(model_id), shared)
 
 
-@router.delete("/v1/models/{key}")
-def delete_model(key: PathName, shared: Shared) -> dict[str, Any]:
-    shared.registry.remove(key)
-    return {"id": key, "object": "model", "deleted": True}
+@router.delete("/v1/models/{model_id}")
+def delete_model(model_id: PathName, shared: Shared) -> dict[str, Any]:
+    shared.registry.remove(model_id)
+    return {"id": model_id, "object": "model", "deleted": True}
 
 
-@router.get("/v1/models/{key}/files")
-def list_model_files(key: PathName, shared: Shared) -> dict[str, Any]:
+@router.get("/v1/models/{model_id}/files")
+def list_model_files(model_id: PathName, shared: Shared) -> dict[str, Any]:
     """Lists the files of a model. Weights have a `sha256`."""
-    known = shared.store.models.get(key).sha256
-    paths = shared.registry.files(key)
-    data = [{"name": p.name, "bytes": p.stat().st_size, "sha256": known.get(p.name)} for p in paths]
+    digests = shared.store.models.get(model_id).sha256
+    paths = shared.registry.files(model_id)
+    data = [{"name": p.name, "bytes": p.stat().st_size, "sha256": digests.get(p.name)} for p in paths]
     return {"object": "list", "data": data}
 
 
-@router.get("/v1/models/{key}/files/{name}")
-def get_model_file(key: PathName, name: PathName, shared: Shared) -> FileResponse:
+@router.get("/v1/models/{model_id}/files/{name}")
+def get_model_file(model_id: PathName, name: PathName, shared: Shared) -> FileResponse:
     """Returns a file. Takes `Range`, so that a download can resume."""
-    return FileResponse(shared.registry.file(key, name), media_type="application/octet-stream")
+    return FileResponse(shared.registry.file(model_id, name), media_type="application/octet-stream")

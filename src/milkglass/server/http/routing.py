@@ -22,10 +22,10 @@ from starlette.types import Receive, Scope, Send
 from milkglass.errors import UsageError
 from milkglass.server.http.errors import Refused
 
-PLAIN = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
+PLAIN_NAME = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
 
-Name = Annotated[str, Field(pattern=PLAIN, min_length=1, max_length=128)]
-PathName = Annotated[str, Path(pattern=PLAIN, min_length=1, max_length=128)]
+Name = Annotated[str, Field(pattern=PLAIN_NAME, min_length=1, max_length=128)]
+PathName = Annotated[str, Path(pattern=PLAIN_NAME, min_length=1, max_length=128)]
 
 MAX_FIELDS = 64
 T = TypeVar("T")
@@ -60,6 +60,8 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
+    """A route that reads JSON strictly, and answers nothing to a client that is gone."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
 
@@ -72,10 +74,10 @@ class StrictRoute(APIRoute):
         return handle
 
 
-def event(data: Any, kind: str | None = None, key: str | None = None) -> str:
+def event(data: Any, kind: str | None = None, event_id: str | None = None) -> str:
     lines = [f"event: {kind}"] if kind else []
-    if key is not None:
-        lines.append(f"id: {key}")
+    if event_id is not None:
+        lines.append(f"id: {event_id}")
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return "\n".join([*lines, f"data: {text}"]) + "\n\n"
 

@@ -16,7 +16,7 @@ from milkglass.server.inference.generator import Engine, not_finite, that_fit
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
+TOKENS_A_PASS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 
 @dataclass(eq=False)
@@ -34,6 +34,8 @@ class ClassifierRow:
 
 
 class Classifier(Engine[ClassifierRow]):
+    """Classifies or embeds waiting rows, as many at a time as fit one pass."""
+
     def __init__(self, model: PreTrainedModel, max_batch: int, max_waiting: int, needs_pad: bool = False) -> None:
         super().__init__("classifier", max_waiting)
         self._model = model
@@ -46,10 +48,10 @@ class Classifier(Engine[ClassifierRow]):
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
-        waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
-        count = that_fit([len(row.ids) for row in waiting], TOKENS)
-        self.put_back(waiting[count:])
-        self._rows = waiting[:count]
+        rows = [row for row in self.take(self._max_batch) if not row.cancelled]
+        count = that_fit([len(row.ids) for row in rows], TOKENS_A_PASS)
+        self.put_back(rows[count:])
+        self._rows = rows[:count]
         if self._rows:
             for row, chances in zip(self._rows, self._forward(), strict=True):
                 if all(map(math.isfinite, chances)):

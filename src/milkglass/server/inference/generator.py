@@ -27,6 +27,8 @@ MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one
 
 
 class WorkItem(Protocol):
+    """What waits in an engine's queue, and hears if it is not done."""
+
     def fail(self, error: MilkglassError) -> None: ...
 
 
@@ -90,9 +92,9 @@ class Engine(abc.ABC, Generic[W]):
                 except Exception as error:  # noqa: BLE001  (one bad batch must not end the model's thread)
                     self.fail_all(self.drop(), explain(error))
         with self._changed:
-            left = [*self.drop(), *self._waiting]
+            unfinished = [*self.drop(), *self._waiting]
             self._waiting.clear()
-        self.fail_all(left, Busy("the server is stopping", "try again when it is back"))
+        self.fail_all(unfinished, Busy("the server is stopping", "try again when it is back"))
 
     def _wait(self) -> bool:
         with self._changed:
@@ -176,7 +178,7 @@ class Sequence:
             self.fail(not_finite())
             return None
         try:
-            token = draw(self._adjusted(logits), self.sampling, self.rng)
+            token = draw(self._adjust(logits), self.sampling, self.rng)
             if self.sampling.logprobs is not None:
                 self.chances = chances(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
@@ -184,12 +186,12 @@ class Sequence:
             return None
         self.made += 1
         self.answer.append(token)
-        stopped = token in self.sampling.stop
-        reason = "stop" if stopped else "length" if self.made >= self.sampling.max_tokens else None
+        is_stop = token in self.sampling.stop
+        reason = "stop" if is_stop else "length" if self.made >= self.sampling.max_tokens else None
         self.on_token(token, reason)
         return None if reason else token
 
-    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+    def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
         if not self.sampling.adjusts:
             return logits
         prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids
@@ -241,18 +243,18 @@ class Scheduler:
 
     def begin(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
         """Returns a scheduler of newly read sequences. Until they `join`, their failure does not affect others."""
-        fresh = Scheduler(self._max_batch, self._on_leave)
-        fresh.running, fresh.rows = [*sequences], rows
-        fresh.accept(logits)
-        return fresh
+        batch = Scheduler(self._max_batch, self._on_leave)
+        batch.running, batch.rows = [*sequences], rows
+        batch.accept(logits)
+        return batch
 
-    def split(self, places: list[int]) -> Scheduler:
+    def split(self, indices: list[int]) -> Scheduler:
         """Moves some sequences, with their rows, to a new scheduler."""
         assert self.rows is not None
         other = Scheduler(self._max_batch)
-        other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
-        other.rows = self.rows.take(places)
-        self._keep([place not in places for place in range(len(self.running))])
+        other.running, other.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
+        other.rows = self.rows.take(indices)
+        self._keep([index not in indices for index in range(len(self.running))])
         return other
 
     def clear(self) -> list[Sequence]:
@@ -262,30 +264,30 @@ class Scheduler:
     def _end(self, stays: list[bool]) -> None:
         """Removes the sequences that do not stay, and calls `on_leave` for each while its row exists."""
         if self._on_leave is not None and self.rows is not None:
-            for place in [place for place, one in enumerate(stays) if not one]:
-                self._on_leave(self.running[place], self.rows, place)
+            for index in [index for index, is_kept in enumerate(stays) if not is_kept]:
+                self._on_leave(self.running[index], self.rows, index)
         self._keep(stays)
 
     def _keep(self, stays: list[bool]) -> None:
         if all(stays):
             return
-        places = [place for place, one in enumerate(stays) if one]
-        self.running = [self.running[place] for place in places]
-        self.newest = [self.newest[place] for place in places]
-        if not places:
+        indices = [place for place, is_kept in enumerate(stays) if is_kept]
+        self.running = [self.running[place] for place in indices]
+        self.newest = [self.newest[place] for place in indices]
+        if not indices:
             self.rows = None
         elif self.rows is not None:
-            self.rows.keep(places)
+            self.rows.keep(indices)
 
 
 def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Scheduler) -> None:
     """Reads the prompts of new sequences, and lets them join. If that fails, only they fail."""
     try:
-        fresh = scheduler.begin(newcomers, *runner.prefill([sequence.prompt for sequence in newcomers]))
+        batch = scheduler.begin(newcomers, *runner.prefill([sequence.prompt for sequence in newcomers]))
     except Exception as error:  # noqa: BLE001  (whatever it was)
         Engine.fail_all([*newcomers], explain(error))
     else:
-        scheduler.join(fresh)
+        scheduler.join(batch)
 
 
 class Generator(Engine[Sequence]):
@@ -320,17 +322,17 @@ class Generator(Engine[Sequence]):
 
     def _newcomers(self) -> list[Sequence]:
         """Takes as many waiting sequences as there are free rows for and as fit in one pass."""
-        waiting = [sequence for sequence in self.take(self._scheduler.free) if not sequence.cancelled]
-        count = self._scheduler.fitting(waiting)
-        self.put_back(waiting[count:])
-        return waiting[:count]
+        newcomers = [sequence for sequence in self.take(self._scheduler.free) if not sequence.cancelled]
+        count = self._scheduler.fitting(newcomers)
+        self.put_back(newcomers[count:])
+        return newcomers[:count]
 
 
-def _remember(runner: CachingRunner, sequence: Sequence, rows: RunningRows, place: int) -> None:
+def _remember(runner: CachingRunner, sequence: Sequence, rows: RunningRows, index: int) -> None:
     """Caches the row of a sequence that ends."""
     if isinstance(sequence.prompt, torch.Tensor):
         return
     try:
-        runner.remember(rows, place, [*sequence.prompt, *sequence.answer])
+        runner.remember(rows, index, [*sequence.prompt, *sequence.answer])
     except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
         log.warning("no memory for a finished answer's keys and values: they are not kept")

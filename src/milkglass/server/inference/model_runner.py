@@ -37,10 +37,10 @@ class RunningRows(Protocol):
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
         """Reads one more token of each row. Returns logits (rows, n) of the next."""
 
-    def keep(self, places: list[int]) -> None:
+    def keep(self, indices: list[int]) -> None:
         """Keeps these rows, at least one, in this order. A row may be named twice."""
 
-    def take(self, places: list[int]) -> RunningRows:
+    def take(self, indices: list[int]) -> RunningRows:
         """Returns copies of some of the rows as a new group."""
 
     def join(self, other: RunningRows) -> None:
@@ -99,25 +99,25 @@ class CachedRows:
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
-    def take(self, places: list[int]) -> CachedRows:
+    def take(self, indices: list[int]) -> CachedRows:
         from transformers import DynamicCache
 
         cache = DynamicCache()
         for number, layer in enumerate(self.cache.layers):
             cache.update(layer.keys, layer.values, number)
         rows = CachedRows(self._model, cache, self.mask)
-        rows.keep(places)  # copies what it keeps
+        rows.keep(indices)  # copies what it keeps
         return rows
 
-    def keep(self, places: list[int]) -> None:
+    def keep(self, indices: list[int]) -> None:
         """Keeps these rows, and drops columns that are padding in all of them."""
-        index = torch.tensor(places, device=self.mask.device)
+        index = torch.tensor(indices, device=self.mask.device)
         self.mask = self.mask[index]
-        left = int(self.mask.argmax(-1).min())
-        self.mask = self.mask[:, left:]
+        padding = int(self.mask.argmax(-1).min())
+        self.mask = self.mask[:, padding:]
         for layer in self.cache.layers:
-            layer.keys = layer.keys[index, :, left:]
-            layer.values = layer.values[index, :, left:]
+            layer.keys = layer.keys[index, :, padding:]
+            layer.values = layer.values[index, :, padding:]
 
     def join(self, other: RunningRows) -> None:
         assert isinstance(other, CachedRows)
@@ -159,7 +159,7 @@ class PrefixCache:
         """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
         if not self.takes(row):
             return
-        for prefix in [known for known in self._rows if known == ids[: len(known)]]:
+        for prefix in [stored for stored in self._rows if stored == ids[: len(stored)]]:
             self._drop(prefix)
         self._rows[ids] = row
         self.size += row.size
@@ -170,9 +170,9 @@ class PrefixCache:
         """Returns the row with the longest common prefix, and the prefix's length without the prompt's last id."""
         best, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
-            common = min(common_prefix(ids, prompt), len(prompt) - 1)
-            if common > length:
-                best, length = ids, common
+            shared_length = min(common_prefix(ids, prompt), len(prompt) - 1)
+            if shared_length > length:
+                best, length = ids, shared_length
         if best is None:
             return None
         self._rows.move_to_end(best)
@@ -195,20 +195,20 @@ class CachingRunner:
         The rests of the others are short, and padding between a prefix and its rest would shift windows.
         """
         prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
-        fresh = [place for place, prefix in enumerate(prefixes) if prefix is None]
-        groups = [self._runner.prefill([prompts[place] for place in fresh])] if fresh else []
-        order = list(fresh)
-        for place, prefix in enumerate(prefixes):
+        uncached = [index for index, prefix in enumerate(prefixes) if prefix is None]
+        groups = [self._runner.prefill([prompts[index] for index in uncached])] if uncached else []
+        order = list(uncached)
+        for index, prefix in enumerate(prefixes):
             if prefix is not None:
-                groups.append(self._go_on(*prefix, prompts[place]))
-                order.append(place)
+                groups.append(self._go_on(*prefix, prompts[index]))
+                order.append(index)
         rows = groups[0][0]
         for other, _ in groups[1:]:
             rows.join(other)
-        back = sorted(range(len(order)), key=order.__getitem__)
-        if back != list(range(len(back))):
-            rows.keep(back)
-        return rows, torch.cat([logits for _, logits in groups])[back]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        if inverse != list(range(len(inverse))):
+            rows.keep(inverse)
+        return rows, torch.cat([logits for _, logits in groups])[inverse]
 
     def _go_on(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
         """Reads what follows the first `length` ids."""
@@ -219,17 +219,17 @@ class CachingRunner:
             cache.update(keys[:, :, :length], values[:, :, :length], number)
         rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
         positions = torch.arange(length, len(prompt), device=device)[None]
-        rest = torch.tensor([list(prompt[length:])], device=device)
-        return rows, rows.forward({"input_ids": rest}, positions)
+        remaining = torch.tensor([list(prompt[length:])], device=device)
+        return rows, rows.forward({"input_ids": remaining}, positions)
 
-    def remember(self, rows: RunningRows, place: int, ids: Sequence[int]) -> None:
+    def remember(self, rows: RunningRows, index: int, ids: Sequence[int]) -> None:
         """Caches a row that ends. `ids` are its prompt and answer, whose last id may not have been read."""
         assert isinstance(rows, CachedRows)
-        length = int(rows.mask[place].sum())
+        length = int(rows.mask[index].sum())
         if length < MIN_PREFIX_IDS:
             return
-        part = (slice(place, place + 1), slice(None), slice(-length, None))
-        seen = CachedPrefix(tuple((layer.keys[part], layer.values[part]) for layer in rows.cache.layers))
-        if self.kept.takes(seen):
-            copies = tuple((keys.clone(), values.clone()) for keys, values in seen.layers)
+        part = (slice(index, index + 1), slice(None), slice(-length, None))
+        prefix = CachedPrefix(tuple((layer.keys[part], layer.values[part]) for layer in rows.cache.layers))
+        if self.kept.takes(prefix):
+            copies = tuple((keys.clone(), values.clone()) for keys, values in prefix.layers)
             self.kept.add(tuple(ids[:length]), CachedPrefix(copies))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 MIN_LOGPROB = -9999.0  # stands for the logarithm of 0, which JSON does not have
-COLD = 1e-6  # below it the likeliest id is taken, without rounding in fp32
+MIN_TEMPERATURE = 1e-6  # below it the likeliest id is taken, without rounding in fp32
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def generator(sampling: SamplingParams) -> torch.Generator:
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
     """Returns the next id from logits (v,)."""
-    if sampling.temperature < COLD:
+    if sampling.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     scaled = logits.float().cpu()
     scaled = (scaled - scaled.max()) / sampling.temperature  # in this order: nothing can become infinite minus infinite
@@ -73,30 +73,30 @@ def adjusted(
 ) -> torch.Tensor:
     """Returns logits (v,) with penalties and biases in the order of vLLM: repetition, OpenAI's, biases."""
     result = logits.float().clone()
-    if sampling.repetition != 1 and (seen := sorted({*prompt, *answer})):
-        values = result[seen]
-        result[seen] = torch.where(values > 0, values / sampling.repetition, values * sampling.repetition)
+    if sampling.repetition != 1 and (used_ids := sorted({*prompt, *answer})):
+        values = result[used_ids]
+        result[used_ids] = torch.where(values > 0, values / sampling.repetition, values * sampling.repetition)
     if (sampling.presence or sampling.frequency) and answer:
         ids, counts = torch.tensor(answer, device=result.device).unique(return_counts=True)
         result[ids] -= sampling.presence + sampling.frequency * counts
-    for one, bias in sampling.bias.items():
-        result[one] += bias
+    for token, bias in sampling.bias.items():
+        result[token] += bias
     return result
 
 
-def chances(logits: torch.Tensor, taken: int, count: int) -> list[tuple[int, float]]:
+def chances(logits: torch.Tensor, drawn: int, count: int) -> list[tuple[int, float]]:
     """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,)."""
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    every = [(taken, float(logprobs[taken])), *likeliest]
-    return [(token, max(value, MIN_LOGPROB)) for token, value in every]
+    result = [(drawn, float(logprobs[drawn])), *likeliest]
+    return [(token, max(value, MIN_LOGPROB)) for token, value in result]
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:
     """Keeps, in place, the fewest ids whose probabilities reach `top_p`, at least one."""
-    ordered, places = scaled.sort(descending=True)
+    ordered, order = scaled.sort(descending=True)
     chances = ordered.softmax(-1)
-    before = chances.cumsum(-1) - chances
-    before[0] = -1
-    scaled[places[before >= top_p]] = -torch.inf
+    mass_before = chances.cumsum(-1) - chances
+    mass_before[0] = -1
+    scaled[order[mass_before >= top_p]] = -torch.inf

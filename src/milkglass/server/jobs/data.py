@@ -55,13 +55,13 @@ class Collate:
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         width = max(len(example["input_ids"]) for example in examples)
-        batch = {"input_ids": _padded([e["input_ids"] for e in examples], width, self.pad)}
-        batch["attention_mask"] = _padded([np.ones(len(e["input_ids"])) for e in examples], width, 0)
+        batch = {"input_ids": _pad([e["input_ids"] for e in examples], width, self.pad)}
+        batch["attention_mask"] = _pad([np.ones(len(e["input_ids"])) for e in examples], width, 0)
         if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], width, 0)
+            batch["token_type_ids"] = _pad([e["token_type_ids"] for e in examples], width, 0)
         labels = [example["labels"] for example in examples]
-        listed = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _padded(labels, width, IGNORED) if listed else _numbers(labels)
+        has_lists = isinstance(labels[0], np.ndarray)
+        batch["labels"] = _pad(labels, width, IGNORED) if has_lists else _numbers(labels)
         return batch
 
 
@@ -71,8 +71,8 @@ def _numbers(labels: list[Any]) -> torch.Tensor:
     return torch.tensor([int(label) for label in labels])
 
 
-def _padded(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:
-    out = np.full((len(rows), width), fill, np.int64)
-    for place, row in enumerate(rows):
-        out[place, : len(row)] = row
-    return torch.from_numpy(out)
+def _pad(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:
+    result = np.full((len(rows), width), fill, np.int64)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = row
+    return torch.from_numpy(result)

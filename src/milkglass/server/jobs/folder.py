@@ -18,14 +18,16 @@ from pydantic import ValidationError
 
 from milkglass.server.spec import COMPLETE, SHORT, Event
 
-FILE = "events.jsonl"
-PROGRESS = ("step", "total_steps", "loss")
-TAIL = 1 << 16  # bytes
+EVENTS_FILE = "events.jsonl"
+PROGRESS_FIELDS = ("step", "total_steps", "loss")
+TAIL_BYTES = 1 << 16  # bytes
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True)
-class WorkerEvents:
+class StoredEvent:
+    """An event of events.jsonl. `id` is the byte after its line."""
+
     id: int
     event: Event
 
@@ -42,9 +44,9 @@ class WorkerEvents:
         }
 
 
-def read_events(job: Path, after: int = 0) -> list[WorkerEvents]:
+def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
     """Returns the events after an id, without a line that a killed worker left unfinished."""
-    path = job / FILE
+    path = job / EVENTS_FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
     result = []
@@ -57,23 +59,23 @@ def read_events(job: Path, after: int = 0) -> list[WorkerEvents]:
             at += len(line)
             event = _parse(line)
             if event is not None:
-                result.append(WorkerEvents(at, event))
+                result.append(StoredEvent(at, event))
     return result
 
 
 def read_progress(job: Path) -> dict[str, float]:
     """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
-    path, result = job / FILE, dict[str, float]()
+    path, result = job / EVENTS_FILE, dict[str, float]()
     if not path.is_file():
         return result
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        lines = file.read(TAIL).splitlines()
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).splitlines()
     for line in reversed(lines):
-        info = _parse(line)
-        numbers = info.data if info else {}
-        result = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | result
-        if len(result) == len(PROGRESS):
+        event = _parse(line)
+        numbers = event.data if event else {}
+        result = {name: numbers[name] for name in PROGRESS_FIELDS if type(numbers.get(name)) in (int, float)} | result
+        if len(result) == len(PROGRESS_FIELDS):
             break
     return result
 
@@ -89,13 +91,13 @@ def write_event(job: Path, message: str, level: str = "info", data: Mapping[str,
     """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
     kind = "metrics" if data else "message"
     event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
-    with (job / FILE).open("ab", buffering=0) as file:
+    with (job / EVENTS_FILE).open("ab", buffering=0) as file:
         file.write(event.model_dump_json().encode() + b"\n")
 
 
 def mend_events(job: Path) -> None:
     """Ends an unfinished line of a killed worker, before the next one is started."""
-    path = job / FILE
+    path = job / EVENTS_FILE
     if not path.is_file() or not path.stat().st_size:
         return
     with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Checks before a fine-tune starts that its rows fit the model, and that disk and memory suffice; suggests less.
+"""Checks before a fine-tune starts that rows fit the model, disk and memory suffice; suggests smaller settings if not.
 
 Rows are checked by the facts of the uploaded file (server/storage/training_rows.py). T numbers are trained of the N
 that the model has in training, adapters included, each in fp32:
@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from milkglass.errors import DiskFull, IdOutOfRange, MemoryShort, TooLong, UsageError
@@ -26,11 +27,11 @@ from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
-NUMBER, MOMENTS = 4, 8  # bytes of a number in fp32, and of Adam's moments of one
-SMALL = 1 << 20  # bytes of a checkpoint's other files
+NUMBER_BYTES, MOMENT_BYTES = 4, 8  # of a number in fp32, and of Adam's two moments of one
+OTHER_FILES_BYTES = 1 << 20  # of a checkpoint
 LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
-SMALLER: tuple[dict[str, Any], ...] = (
+SAVINGS: tuple[dict[str, Any], ...] = (
     {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
     {"lora_rank": 64}, {"full_first": 0, "full_last": 0}, {"lora_rank": 16}, {"max_length": 256},
 )  # fmt: skip
@@ -65,10 +66,10 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparamet
         )
     if rows.max_token_type is not None and rows.max_token_type >= max(1, model.token_types):
         raise IdOutOfRange(f"the model has {model.token_types} token types, the data more", "leave token_type_ids out")
-    used = min(rows.longest, chosen.max_length)
-    if model.positions is not None and used > model.positions:
+    length = min(rows.longest, chosen.max_length)
+    if model.positions is not None and length > model.positions:
         raise TooLong(
-            f"rows of {used} tokens are longer than the model's {model.positions} positions",
+            f"rows of {length} tokens are longer than the model's {model.positions} positions",
             f"set max_length to {model.positions} or less",
         )
 
@@ -104,13 +105,18 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelSizes:
     """The sizes of a model that decide what a fine-tune needs.
 
     Attributes:
         layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
+        table: the number of weights of the embedding table.
         heads: the weights of a language model's own head and biases.
+        total: the number of weights of all tensors.
         stored: bytes of all tensors as they are stored.
+        width: the dimensions of the hidden state.
+        vocabulary: the number of tokens.
+        generates: whether it is a decoder.
     """
 
     layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
@@ -123,19 +129,19 @@ class Shape:
     generates: bool
 
     @classmethod
-    def of(cls, base: Checkpoint) -> Shape:
+    def of(cls, base: Checkpoint) -> ModelSizes:
         architecture = families.architecture_of(base)
-        lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
+        layer_lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():
             if match := LAYER_TENSOR.fullmatch(name):
-                lists.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = ref
-        blocks = max(lists.values(), key=len, default={})
+                layer_lists.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = ref
+        layers = max(layer_lists.values(), key=len, default={})
         table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)
         return cls(
-            tuple(_layer(blocks[number]) for number in sorted(blocks)),
-            _numbers(table),
-            sum(_numbers(base.tensors[name]) for name in heads),
-            sum(map(_numbers, base.tensors.values())),
+            tuple(_layer(layers[number]) for number in sorted(layers)),
+            prod(table.shape),
+            sum(prod(base.tensors[name].shape) for name in heads),
+            sum(prod(ref.shape) for ref in base.tensors.values()),
             sum(ref.bytes for ref in base.tensors.values()),
             table.shape[1],
             architecture.vocab_size,
@@ -145,18 +151,11 @@ class Shape:
 
 def _layer(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int, int], ...]]:
     matrices = tuple((ref.shape[0], ref.shape[1]) for ref in tensors.values() if len(ref.shape) == 2)
-    return sum(map(_numbers, tensors.values())), matrices
+    return sum(prod(ref.shape) for ref in tensors.values()), matrices
 
 
-def _numbers(ref: TensorRef) -> int:
-    result = 1
-    for size in ref.shape:
-        result *= size
-    return result
-
-
-def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune. `chosen` was `fitted`; a mean length of 0 is not known."""
+def needs_of(shape: ModelSizes, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
+    """Returns the needs of a fine-tune. `chosen` comes from `Hyperparameters.fitted`; a mean length of 0 is unknown."""
     writes = chosen.task == "causal-lm"
     pooler = 0 if shape.generates else shape.width
     head = shape.heads if writes else shape.width * (chosen.num_labels + pooler)
@@ -164,34 +163,34 @@ def needs_of(shape: Shape, chosen: Hyperparameters, mean_length: float = 0.0) ->
     adapters, trained = 0, total
     if chosen.chosen_method == "lora":
         last = len(shape.layers) - chosen.full_last
-        inside = shape.layers[chosen.full_first : last]
-        adapters = sum(chosen.lora_rank * sum(sizes) for _, matrices in inside for sizes in matrices)
-        outer = sum(numbers for n, (numbers, _) in enumerate(shape.layers) if n < chosen.full_first or n >= last)
+        adapted = shape.layers[chosen.full_first : last]
+        adapters = sum(chosen.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
+        outer = sum(count for n, (count, _) in enumerate(shape.layers) if n < chosen.full_first or n >= last)
         trained = adapters + outer + (0 if writes else head)
         trained += (shape.table + (head if writes else 0)) if chosen.train_tables else 0
-    checkpoint = (NUMBER + MOMENTS) * trained + SMALL
+    checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
     tokens = min(mean_length, chosen.max_length) * chosen.batch_size
-    held = NUMBER * (total + adapters) + (NUMBER + MOMENTS) * trained
+    weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
     return Needs(
         checkpoint,
-        shape.stored + SMALL,
+        shape.stored + OTHER_FILES_BYTES,
         1 if chosen.early_stopping is None else 2,
-        held + int(tokens * _activations(shape, chosen)),
+        weights_bytes + int(tokens * _activations(shape, chosen)),
     )
 
 
-def _activations(shape: Shape, chosen: Hyperparameters) -> float:
+def _activations(shape: ModelSizes, chosen: Hyperparameters) -> float:
     """Returns the bytes of a token that the forward pass keeps for the backward pass.
 
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
-    number = 2 if chosen.dtype == "bfloat16" else NUMBER
-    read = sum(min(sizes) for _, matrices in shape.layers for sizes in matrices)
-    logits = 2 * NUMBER * shape.vocabulary if shape.generates and chosen.task == "causal-lm" else 0
-    return number * read + logits
+    number = 2 if chosen.dtype == "bfloat16" else NUMBER_BYTES
+    inputs = sum(min(sizes) for _, matrices in shape.layers for sizes in matrices)
+    logits = 2 * NUMBER_BYTES * shape.vocabulary if shape.generates and chosen.task == "causal-lm" else 0
+    return number * inputs + logits
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 Estimate = Callable[[Hyperparameters], Needs]
 
 
@@ -200,10 +199,10 @@ def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None
     needs = estimate(chosen)
     if needs.disk <= free:
         return
-    kept = "checkpoint" if needs.kept == 1 else "checkpoints"
+    noun = "checkpoint" if needs.kept == 1 else "checkpoints"
     raise DiskFull(
         f"this fine-tune takes {shown(needs.disk)} of the server's disk and {shown(free)} are free: {needs.kept} "
-        f"{kept} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
+        f"{noun} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
         _hint(estimate, chosen, lambda needs: needs.disk, free),
     )
 
@@ -219,23 +218,23 @@ def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None
     )
 
 
-def _hint(estimate: Estimate, chosen: Hyperparameters, taken: Callable[[Needs], int], free: int) -> str:
-    short = f"free {shown(taken(estimate(chosen)) - free)} there"
-    for changes, size in _smaller(lambda changed: taken(estimate(changed)), chosen):
+def _hint(estimate: Estimate, chosen: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
+    shortfall = f"free {shown(needed(estimate(chosen)) - free)} there"
+    for changes, size in _smaller(lambda changed: needed(estimate(changed)), chosen):
         if size <= free:
             words = ", ".join(f"{name} {_word(value)}" for name, value in changes.items())
-            return f"{short}, or take less: with {words} it takes {shown(size)}"
-    return f"{short}: it does not fit with smaller settings either"
+            return f"{shortfall}, or take less: with {words} it takes {shown(size)}"
+    return f"{shortfall}: it does not fit with smaller settings either"
 
 
-def _smaller(taken: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
+def _smaller(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields more and more settings that need less, and what they need, without those that change nothing."""
     changes: dict[str, Any] = {}
-    current = taken(chosen)
-    for step in SMALLER:
+    current = needed(chosen)
+    for step in SAVINGS:
         lower = {name: value for name, value in step.items() if _is_less(name, value, chosen)}
         try:
-            size = taken(chosen.model_copy(update={**changes, **lower}))
+            size = needed(chosen.model_copy(update={**changes, **lower}))
         except UsageError:  # no layer would be left to adapt
             continue
         if not lower or size >= current:

@@ -21,7 +21,7 @@ from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.folder import marked, mend_events, step_kept, step_of, write_event
-from milkglass.server.jobs.needs import Needs, Shape, needs_of, require_disk, require_fit, require_memory
+from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_fit, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
@@ -80,7 +80,7 @@ class Jobs:
             folder.mkdir()
             (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
             write_event(folder, "job queued")
-            with self._store.references:  # from here on neither the model nor a file can be deleted
+            with self._store.references_lock:  # from here on neither the model nor a file can be deleted
                 self._require(model, (training, validation), chosen)
                 self._store.jobs.add(job)
         except BaseException:
@@ -107,14 +107,14 @@ class Jobs:
         Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `own` is the
         folder of a job that resumes.
         """
-        shape, rows = Shape.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
+        shape, rows = ModelSizes.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean = rows.tokens / max(1, rows.rows) if rows else 0.0
         gpu = gpu_memory()
 
         def estimate(settings: Hyperparameters) -> Needs:
             return needs_of(shape, settings.fitted(len(shape.layers)), mean)
 
-        waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.over]
+        waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.has_ended]
         freed = [folder / name for folder in [*waiting, *([own] if own else [])] for name in TEMPORARY]
         require_disk(estimate, chosen, self._home.free + taken(*freed))
         require_memory(estimate, chosen, gpu or memory(available=False))
@@ -127,7 +127,7 @@ class Jobs:
         """
         job = self._store.jobs.get(key)
         if not job.resumable:
-            why = f"it {job.state}" if job.over else f"it is {job.state}"
+            why = f"it {job.state}" if job.has_ended else f"it is {job.state}"
             raise Conflict(f"the job has nothing to go on from: {why}", "start a new job")
         self._require(job.model, (job.training_file, job.validation_file), job.hyperparameters)
         self._require_room(job.model, job.training_file, job.hyperparameters, self.folder(key))
@@ -148,7 +148,7 @@ class Jobs:
         """Ends a job for good. Raises NotFound, or Conflict if it has ended."""
 
         def change(job: JobRecord) -> None:
-            if job.over:
+            if job.has_ended:
                 ended = "was cancelled" if job.state == "cancelled" else job.state
                 raise Conflict(f"the job is over: it {ended}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
@@ -167,7 +167,7 @@ class Jobs:
             job = self._store.jobs.get(key)
         except Unreadable:
             job = None  # nothing will ever work on it
-        if (job and not job.over) or Worker(self.folder(key), self._settings.worker).alive():
+        if (job and not job.has_ended) or Worker(self.folder(key), self._settings.worker).alive():
             raise Conflict("the job is not over", "cancel it first, then wait until it has stopped")
         self._store.jobs.remove(key)
         shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
@@ -190,7 +190,7 @@ class Jobs:
             if folder.name not in known:
                 shutil.rmtree(folder)
         for job in self._store.jobs.all():
-            if job.over:
+            if job.has_ended:
                 self._drop_checkpoints(job.id, job.resumable)
 
     def _drop_checkpoints(self, key: str, resumable: bool) -> None:
@@ -235,7 +235,7 @@ class Jobs:
             self._stopping.wait(RETRY)
 
     def _next(self) -> JobRecord | None:
-        unfinished = [job for job in self._store.jobs.all() if not job.over]
+        unfinished = [job for job in self._store.jobs.all() if not job.has_ended]
         return min(unfinished, key=lambda job: job.state != "running", default=None)  # stable: the oldest of a state
 
     def _drive(self, job: JobRecord) -> None:
@@ -272,7 +272,7 @@ class Jobs:
         write_event(folder, "job started" if job.state == "queued" else "job started again")
 
         def change(record: JobRecord) -> None:
-            if record.over:
+            if record.has_ended:
                 raise Conflict("the job is over", "")
             record.state = "running"
             record.started_at = record.started_at or time.time()
@@ -299,7 +299,7 @@ class Jobs:
             self._finish(key, status, reported=True)
             return
         job = self._store.jobs.get(key)
-        if job.over or self._stopping.is_set():
+        if job.has_ended or self._stopping.is_set():
             return
         if job.cancel_at is not None:
             self._finish(key, Status(state="cancelled"))
@@ -318,7 +318,7 @@ class Jobs:
     def _finish(self, key: str, status: Status, reported: bool = False) -> None:
         """Ends a job. `reported`: the worker reported its end, so that only an error is reported again."""
         job = self._store.jobs.get(key)
-        if job.over:
+        if job.has_ended:
             return
         folder = self.folder(key)
         if status.state == "succeeded":

@@ -37,10 +37,11 @@ from milkglass.server.jobs.needs import shown
 from milkglass.server.settings import FULL_DISK, disk_full
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 
-TRAINED = "trained.safetensors"
+TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
-NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-BEST = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}  # what decides the best epoch
+METRIC_NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
+# What decides the best epoch
+DECIDING_METRIC = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}
 
 
 class Reserve:
@@ -73,17 +74,17 @@ def drop_reserve(job: Path) -> None:
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the tensors that training changes, by name; tied weights once."""
     learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    saved = model.state_dict().keys()
-    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    names = model.state_dict().keys()
+    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in names}
     return {name: tensor.detach().contiguous() for name, tensor in learnt.items()}
 
 
 @torch.no_grad()
 def restore(model: nn.Module, path: Path) -> None:
     """Loads what `trained` returned. Raises KeyError for a model that is trained in other parts."""
-    held, into = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors, targets = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in trained(model):
-        into[name].copy_(held[name])
+        targets[name].copy_(tensors[name])
 
 
 @contextmanager
@@ -99,16 +100,16 @@ def saving(what: str) -> Iterator[None]:
 class CheckpointTrainer(Trainer):
     """A trainer that saves only what is trained. A save that fails ends the training."""
 
-    def __init__(self, reserve: Reserve, **given: Any) -> None:
+    def __init__(self, reserve: Reserve, **options: Any) -> None:
         self._reserve = reserve
         self._failure: Exception | None = None
-        super().__init__(**given)
+        super().__init__(**options)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(trained(self.model), folder / TRAINED, metadata={"format": "pt"})
+            save_file(trained(self.model), folder / TRAINED_FILE, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._reserve.release()
@@ -128,7 +129,7 @@ class CheckpointTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)  # type: ignore[union-attr]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        path = Path(resume_from_checkpoint) / TRAINED
+        path = Path(resume_from_checkpoint) / TRAINED_FILE
         if path.is_file():
             restore(self.model, path)
         else:  # an earlier version's: the whole model
@@ -145,7 +146,7 @@ class CheckpointTrainer(Trainer):
                 group["lr"] = rate
 
     def _load_best_model(self) -> None:
-        path = Path(str(self.state.best_model_checkpoint)) / TRAINED
+        path = Path(str(self.state.best_model_checkpoint)) / TRAINED_FILE
         if path.is_file():
             restore(self.model, path)
         else:
@@ -161,11 +162,11 @@ def newest_checkpoint(job: Path) -> Path | None:
 
 def drop_unfinished(job: Path) -> None:
     """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
-    kept = resumed_from(job)
-    short = kept is not None and not (kept / COMPLETE).is_file()
-    needed = [checkpoint for checkpoint in marked(job) if short or (checkpoint / COMPLETE).is_file()]
+    newest = resumed_from(job)
+    lacks_optimiser = newest is not None and not (newest / COMPLETE).is_file()
+    usable = [checkpoint for checkpoint in marked(job) if lacks_optimiser or (checkpoint / COMPLETE).is_file()]
     for folder in [job / "result.partial", *checkpoints(job)]:
-        if folder not in needed:
+        if folder not in usable:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 
@@ -192,10 +193,10 @@ def classified(prediction: EvalPrediction) -> dict[str, Any]:
 def pearson(prediction: EvalPrediction) -> dict[str, float]:
     """Returns Pearson's correlation of predictions and labels; nan, which is not reported, if one is constant."""
     answers = np.asarray(prediction.predictions, np.float64).reshape(-1)
-    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
-    answers, expected = answers - answers.mean(), expected - expected.mean()
-    below = float(np.sqrt((answers @ answers) * (expected @ expected)))
-    return {"pearson": float(answers @ expected) / below if below > 0 else math.nan}
+    labels = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    answers, labels = answers - answers.mean(), labels - labels.mean()
+    below = float(np.sqrt((answers @ answers) * (labels @ labels)))
+    return {"pearson": float(answers @ labels) / below if below > 0 else math.nan}
 
 
 MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
@@ -206,7 +207,8 @@ MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
 
 def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the finite figures of the trainer's metrics that a status keeps."""
-    return {NAMES[n]: float(value) for n, value in (metrics or {}).items() if n in NAMES and math.isfinite(value)}
+    known = {METRIC_NAMES[name]: value for name, value in (metrics or {}).items() if name in METRIC_NAMES}
+    return {name: float(value) for name, value in known.items() if math.isfinite(value)}
 
 
 def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -242,8 +244,8 @@ class Reporter(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._left = TimeLeft(state.max_steps)
         self._left.after(state.global_step)
-        begun = {"step": state.global_step, "total_steps": state.max_steps}
-        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
+        progress = {"step": state.global_step, "total_steps": state.max_steps}
+        self.emit(f"training from step {state.global_step} of {state.max_steps}", progress)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
@@ -263,7 +265,7 @@ class Reporter(TrainerCallback):
     ) -> None:
         if not logs or "loss" not in logs:
             return
-        left = self._left.after(state.global_step)
+        seconds_left = self._left.after(state.global_step)
         self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {
@@ -272,7 +274,7 @@ class Reporter(TrainerCallback):
                 "loss": float(logs["loss"]),
                 "learning_rate": float(logs.get("learning_rate", 0.0)),
                 "epoch": float(state.epoch or 0.0),
-                **({} if left is None else {"eta_seconds": round(left, 1)}),
+                **({} if seconds_left is None else {"eta_seconds": round(seconds_left, 1)}),
             },
         )
 

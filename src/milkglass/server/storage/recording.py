@@ -71,9 +71,9 @@ class Recording:
         from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
 
         assert self._folder is not None
-        root, seen = model, {model.id}
-        while root.parent and root.parent not in seen:
-            seen.add(root.parent)
+        root, visited = model, {model.id}
+        while root.parent and root.parent not in visited:
+            visited.add(root.parent)
             older = self._store.models.find(root.parent)
             if older is None:
                 break

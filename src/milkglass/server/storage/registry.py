@@ -40,8 +40,8 @@ class BaseModels:
         for folder in self._candidates():
             try:
                 base = Checkpoint.open(folder)
-                whole = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
-                if whole and self._store.digest(stamp(base), base.digest) == digest:
+                is_complete = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
+                if is_complete and self._store.digest(stamp(base), base.digest) == digest:
                     return base
             except ModelError:
                 continue  # a folder of something else, or a model that is being copied here: not this one
@@ -63,11 +63,13 @@ def stamp(base: Checkpoint) -> str:
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
-PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
+PICKLE_NAME = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
 
 @dataclass(frozen=True)
 class Delta:
+    """The requested format of a delta, and the digest of the base that it changes."""
+
     format: str
     base: str
 
@@ -96,98 +98,108 @@ class Registry:
     def folder(self, model_id: str) -> Path:
         return self._home.models / model_id
 
-    def add(self, asked: Registration) -> ModelRecord:
+    def add(self, registration: Registration) -> ModelRecord:
         """Makes the model's folder, or returns the model of an earlier equal call, whose answer may have been lost.
 
         Raises:
             Conflict: the name is taken; also ModelError, BadUpload and DiskFull. Nothing is left of the new model.
         """
-        with self._locks.hold(asked.id):
-            done = self._store.models.find(asked.id)
-            if done and self._is(done, asked):
-                return done
-            if done:
+        with self._locks.hold(registration.id):
+            existing = self._store.models.find(registration.id)
+            if existing and self._is_same(existing, registration):
+                return existing
+            if existing:
                 raise Conflict("there is a model of this name already", "delete it first, or take a new name")
-            check_configs(asked.config, asked.generation_config)
-            known = self._sources(asked)
+            check_configs(registration.config, registration.generation_config)
+            digests = self._sources(registration)
             work = self._home.work / new_id("model")
             try:
-                folder = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
+                folder = (
+                    self._build_delta(registration, work)
+                    if registration.delta
+                    else self._build_whole(registration, work)
+                )
                 return self._publish(
-                    asked.id, folder, {} if asked.delta else known, job=None, delta=_delta(asked, known)
+                    registration.id,
+                    folder,
+                    {} if registration.delta else digests,
+                    job=None,
+                    delta=_delta(registration, digests),
                 )
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
-    def _is(self, model: ModelRecord, asked: Registration) -> bool:
+    def _is_same(self, model: ModelRecord, registration: Registration) -> bool:
         """Returns whether a model has the requested weights and configs, which include the key's identifier."""
-        known, folder = self._sources(asked), self.folder(model.id)
+        digests, folder = self._sources(registration), self.folder(model.id)
         return (
-            (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
-            and read_json(folder / "config.json") == asked.config
-            and read_generation(folder) == asked.generation_config
+            (model.delta == _delta(registration, digests) if registration.delta else model.sha256 == digests)
+            and read_json(folder / "config.json") == registration.config
+            and read_generation(folder) == registration.generation_config
         )
 
-    def _sources(self, asked: Registration) -> dict[str, str]:
+    def _sources(self, registration: Registration) -> dict[str, str]:
         """Returns the SHA-256 of each weights file of the model. Raises NotFound or BadUpload."""
         digests = {}
-        for name, key in asked.files.items():
-            if PICKLES.search(name) or not name.endswith(".safetensors"):
+        for name, file_id in registration.files.items():
+            if PICKLE_NAME.search(name) or not name.endswith(".safetensors"):
                 raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
-            file = self._store.files.get(key)
+            file = self._store.files.get(file_id)
             if file.purpose != "model":
-                raise BadUpload(f"the file {key} was not uploaded for a model", "upload it with the purpose `model`")
+                raise BadUpload(
+                    f"the file {file_id} was not uploaded for a model", "upload it with the purpose `model`"
+                )
             digests[name] = file.sha256
-        if asked.delta:
-            if asked.delta.format != DELTA_FORMAT:
+        if registration.delta:
+            if registration.delta.format != DELTA_FORMAT:
                 raise BadUpload("this delta's format is not known", f"this server reads {DELTA_FORMAT}")
-            needed = {DELTA_WEIGHTS}
-        elif asked.index is not None:
-            needed = set(_weight_map(asked.index).values())
+            required = {DELTA_WEIGHTS}
+        elif registration.index is not None:
+            required = set(_weight_map(registration.index).values())
         else:
-            needed = {"model.safetensors"}
-        if set(asked.files) != needed:
+            required = {"model.safetensors"}
+        if set(registration.files) != required:
             raise BadUpload(
-                f"{len(asked.files)} files are given and they are not the {len(needed)} that this model needs",
+                f"{len(registration.files)} files are given and they are not the {len(required)} that this model needs",
                 "a whole model has model.safetensors, or each file that its index names; a delta delta.safetensors",
             )
         return digests
 
-    def _build_whole(self, asked: Registration, work: Path) -> Path:
+    def _build_whole(self, registration: Registration, work: Path) -> Path:
         work.mkdir()
-        self._lay(asked, work)
-        if asked.index is not None:
-            write_json(work / INDEX, {"metadata": {}, "weight_map": _weight_map(asked.index)})
+        self._link_files(registration, work)
+        if registration.index is not None:
+            write_json(work / INDEX, {"metadata": {}, "weight_map": _weight_map(registration.index)})
         return work
 
-    def _build_delta(self, asked: Registration, work: Path) -> Path:
+    def _build_delta(self, registration: Registration, work: Path) -> Path:
         """Joins the delta and its base, in a folder inside of `work`."""
-        assert asked.delta
+        assert registration.delta
         delta, target = work / "delta", work / "whole"
         delta.mkdir(parents=True)
-        self._lay(asked, delta)
-        write_json(delta / DELTA_CONFIG, {"format": asked.delta.format, "base": asked.delta.base})
-        base = self._bases.find(asked.delta.base, read_header(delta / DELTA_WEIGHTS))
+        self._link_files(registration, delta)
+        write_json(delta / DELTA_CONFIG, {"format": registration.delta.format, "base": registration.delta.base})
+        base = self._bases.find(registration.delta.base, read_header(delta / DELTA_WEIGHTS))
         self._home.require_space(sum(ref.bytes for ref in base.tensors.values()))
-        assemble(base, asked.delta.base, delta, target)
+        assemble(base, registration.delta.base, delta, target)
         return target
 
-    def _lay(self, asked: Registration, folder: Path) -> None:
-        for name, key in asked.files.items():
+    def _link_files(self, registration: Registration, folder: Path) -> None:
+        for name, file_id in registration.files.items():
             try:
-                link_or_copy(self._uploads.path(key), folder / name)
+                link_or_copy(self._uploads.path(file_id), folder / name)
             except FileNotFoundError:
-                raise NotFound(f"the file {key} was deleted a moment ago", "upload it again") from None
-        write_json(folder / "config.json", asked.config)
-        if asked.generation_config is not None:
-            write_json(folder / "generation_config.json", asked.generation_config)
+                raise NotFound(f"the file {file_id} was deleted a moment ago", "upload it again") from None
+        write_json(folder / "config.json", registration.config)
+        if registration.generation_config is not None:
+            write_json(folder / "generation_config.json", registration.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
         """Makes a job's result a model. It can be called again after a kill."""
         with self._locks.hold(model_id):
-            done = self._store.models.find(model_id)
-            if done:
-                return done
+            existing = self._store.models.find(model_id)
+            if existing:
+                return existing
             if not folder.exists() and self.folder(model_id).exists():
                 folder = self.folder(model_id)
             return self._publish(model_id, folder, {}, job, parent)
@@ -236,7 +248,7 @@ class Registry:
             self._require_no_job(model_id)
             for call in self.on_remove:  # may take long: it waits for a model's thread
                 call(model_id)
-            with self._store.references:
+            with self._store.references_lock:
                 self._require_no_job(model_id)
                 self._store.models.remove(model_id)
             files.remove_dir(self.folder(model_id), self._home.work / new_id("gone"))
@@ -266,15 +278,15 @@ class Registry:
 
     def sweep(self) -> None:
         """Removes, at the start, folders that the store does not know: unfinished ones, or moved results of jobs."""
-        known = self._store.models.ids()
-        known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
+        model_ids = self._store.models.ids()
+        model_ids |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():
-            if folder.name not in known:
+            if folder.name not in model_ids:
                 shutil.rmtree(folder)
 
 
-def _delta(asked: Registration, known: Mapping[str, str]) -> tuple[str, str] | None:
-    return (known[DELTA_WEIGHTS], asked.delta.base) if asked.delta else None
+def _delta(registration: Registration, digests: Mapping[str, str]) -> tuple[str, str] | None:
+    return (digests[DELTA_WEIGHTS], registration.delta.base) if registration.delta else None
 
 
 def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:

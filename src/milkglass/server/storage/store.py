@@ -1,4 +1,4 @@
-"""The server's state: four SQLite tables of JSON records. It is safe across threads, for one process (settings.py)."""
+"""The server's state: five SQLite tables of JSON records. It is safe across threads, for one process (settings.py)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Record(BaseModel):
     created_at: float = Field(default_factory=time.time)
 
 
-class Upload(Record):
+class UploadRecord(Record):
     """An unfinished upload. `received` counts bytes that were checked and are on the disk."""
 
     filename: str
@@ -63,7 +63,9 @@ class TrainingFileInfo(BaseModel):
     real_labels: bool = False  # finite real numbers, for regression
 
 
-class File(Record):
+class FileRecord(Record):
+    """An uploaded file, complete and checked."""
+
     filename: str
     bytes: int
     sha256: str
@@ -88,6 +90,8 @@ class ModelRecord(Record):
 
 
 class JobRecord(Record):
+    """A fine-tuning job. There is a model of the name `fine_tuned_model` once it has succeeded."""
+
     model: str
     training_file: str
     validation_file: str | None
@@ -106,12 +110,12 @@ class JobRecord(Record):
     metrics: dict[str, float] = {}
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in ("succeeded", "failed", "cancelled")
 
     @property
     def needs_files(self) -> bool:
-        return not self.over or self.resumable
+        return not self.has_ended or self.resumable
 
 
 R = TypeVar("R", bound=Record)
@@ -135,8 +139,9 @@ class RecordTable(Generic[R]):
             ) from None
         return record
 
-    def find(self, key: str) -> R | None:
-        rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", key)
+    def find(self, record_id: str) -> R | None:
+        """Returns the record of an id, or None. Raises Unreadable."""
+        rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", record_id)
         return self._read(rows[0][0]) if rows else None
 
     def _read(self, body: str) -> R:
@@ -145,16 +150,16 @@ class RecordTable(Generic[R]):
         except ValidationError:
             raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 
-    def get(self, key: str) -> R:
-        """Returns the record of an id. Raises NotFound or Unreadable."""
-        result = self.find(key)
+    def get(self, record_id: str) -> R:
+        """Returns the record of an id. Raises NotFound and Unreadable."""
+        result = self.find(record_id)
         if result is None:
             raise self._absent()
         return result
 
-    def require(self, key: str) -> None:
+    def require(self, record_id: str) -> None:
         """Raises NotFound if there is no record of an id. One that cannot be read exists."""
-        if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", key):
+        if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", record_id):
             raise self._absent()
 
     def _absent(self) -> NotFound:
@@ -175,19 +180,19 @@ class RecordTable(Generic[R]):
         """Returns all ids, also of records that cannot be read."""
         return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
 
-    def update(self, key: str, change: Callable[[R], None]) -> R:
+    def update(self, record_id: str, change: Callable[[R], None]) -> R:
         """Reads, changes and writes a record, with no other thread in between. Raises NotFound."""
         with self._store.lock:
-            record = self.get(key)
+            record = self.get(record_id)
             change(record)
-            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", record.model_dump_json(), key)
+            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", record.model_dump_json(), record_id)
             return record
 
-    def remove(self, key: str) -> None:
+    def remove(self, record_id: str) -> None:
         """Removes a record, even one that cannot be read. Raises NotFound."""
         with self._store.lock:
-            self.require(key)
-            self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
+            self.require(record_id)
+            self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", record_id)
 
 
 class Store:
@@ -195,7 +200,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()
-        self.references = threading.Lock()  # held where a job begins to need a model or file, or one of these goes
+        self.references_lock = threading.Lock()  # held where a job begins to need a model or file, or one of these goes
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
@@ -204,12 +209,13 @@ class Store:
                 f"CREATE TABLE IF NOT EXISTS {table} (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, body TEXT)"
             )
         self.execute("CREATE TABLE IF NOT EXISTS digests (stamp TEXT PRIMARY KEY, digest TEXT)")
-        self.uploads = RecordTable(self, "uploads", Upload, "upload")
-        self.files = RecordTable(self, "files", File, "file")
+        self.uploads = RecordTable(self, "uploads", UploadRecord, "upload")
+        self.files = RecordTable(self, "files", FileRecord, "file")
         self.models = RecordTable(self, "models", ModelRecord, "model")
         self.jobs = RecordTable(self, "jobs", JobRecord, "job")
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement of SQL under the lock, and returns its rows."""
         with self.lock:
             return self._connection.execute(statement, values).fetchall()
 
@@ -218,9 +224,9 @@ class Store:
         rows = self.execute("SELECT digest FROM digests WHERE stamp = ?", stamp)
         if rows:
             return str(rows[0][0])
-        fresh = compute()  # outside of the lock: it may read 100 GB
-        self.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", stamp, fresh)
-        return fresh
+        digest = compute()  # outside of the lock: it may read 100 GB
+        self.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", stamp, digest)
+        return digest
 
     def close(self) -> None:
         with self.lock:

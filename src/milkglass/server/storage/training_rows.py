@@ -44,8 +44,8 @@ class TrainingRows:
         if unknown := len(tensors.keys() - ROWS_TENSORS.keys()):
             _refuse(f"the file holds {unknown} tensors that are not of rows/1, which has {', '.join(ROWS_TENSORS)}")
         if not {"lengths", "input_ids"} <= tensors.keys() or len(labels) != 1:
-            there, known = ", ".join(sorted(tensors)) or "none", ", ".join(LABEL_TENSORS)
-            _refuse(f"lengths, input_ids and one of {known} are needed, the file has {there}")
+            present, label_names = ", ".join(sorted(tensors)) or "none", ", ".join(LABEL_TENSORS)
+            _refuse(f"lengths, input_ids and one of {label_names} are needed, the file has {present}")
         for name, ref in tensors.items():
             if ref.dtype != (dtype := ROWS_TENSORS[name]) or len(ref.shape) != 1:
                 _refuse(f"{name} is {ref.dtype} of shape {list(ref.shape)}; {dtype} of one dimension is needed")
@@ -53,9 +53,9 @@ class TrainingRows:
         if not 1 <= rows <= ids <= MAX_IDS:
             _refuse(f"the file holds {rows} rows of {ids} ids; a row has 1 at least, and a file {MAX_IDS} at most")
         for name in tensors.keys() - {"lengths", "input_ids"}:
-            count, needed = tensors[name].shape[0], rows if name in ("labels", "scores") else ids
-            if count != needed:
-                _refuse(f"{name} holds {count} numbers; {needed} are needed for {rows} rows of {ids} ids")
+            count, required = tensors[name].shape[0], rows if name in ("labels", "scores") else ids
+            if count != required:
+                _refuse(f"{name} holds {count} numbers; {required} are needed for {rows} rows of {ids} ids")
         return cls(tensors, labels[0])
 
     def mapped(self, name: str) -> NDArray[Any]:

@@ -22,13 +22,13 @@ from fastapi.concurrency import run_in_threadpool
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK_BYTES
-from milkglass.models.safetensors_header import PLAIN, read_all
+from milkglass.models.safetensors_header import PLAIN_NOTES, read_all
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage import training_rows
-from milkglass.server.storage.store import File, Purpose, Store, Upload
+from milkglass.server.storage.store import FileRecord, Purpose, Store, UploadRecord
 
-PIECE = 1 << 20  # bytes written at a time
+PIECE_BYTES = 1 << 20  # bytes written at a time
 CHECKS_AT_ONCE = 2  # a header of the largest size takes some hundred MB while it is parsed
 OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
@@ -44,15 +44,15 @@ class IncomingChunk:
 
     async def take(self, source: AsyncIterator[bytes], limit: int) -> None:
         """Writes all of `source`. Raises BadUpload before any byte beyond `limit` is written."""
-        waiting = bytearray()
+        buffer = bytearray()
         async for piece in source:
-            if self.size + len(waiting) + len(piece) > limit:
+            if self.size + len(buffer) + len(piece) > limit:
                 raise BadUpload(f"this chunk goes beyond the {limit} bytes that are left", "start a new upload")
-            waiting += piece
-            if len(waiting) >= PIECE:
-                await run_in_threadpool(self._add, bytes(waiting))
-                waiting.clear()
-        await run_in_threadpool(self._add, bytes(waiting))
+            buffer += piece
+            if len(buffer) >= PIECE_BYTES:
+                await run_in_threadpool(self._add, bytes(buffer))
+                buffer.clear()
+        await run_in_threadpool(self._add, bytes(buffer))
 
     def _add(self, piece: bytes) -> None:
         self._digest.update(piece)
@@ -65,7 +65,7 @@ class IncomingChunk:
 
     def pieces(self) -> Iterator[bytes]:
         self._file.seek(0)
-        while piece := self._file.read(PIECE):
+        while piece := self._file.read(PIECE_BYTES):
             yield piece
 
 
@@ -117,12 +117,12 @@ class Uploads:
         self._starting = threading.Lock()
         self._checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
 
-    def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
+    def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> UploadRecord:
         require_suffix(filename, purpose)
         if size > self._max:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
         self._drop_abandoned()
-        upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
+        upload = UploadRecord(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
         with self._starting:  # of two at once, the second must see what the first announced
             self._require_room(size)
             self._store.uploads.add(upload)
@@ -139,13 +139,13 @@ class Uploads:
             )
         self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
 
-    def expect(self, key: str, offset: int, size: int) -> int:
+    def expect(self, upload_id: str, offset: int, size: int) -> int:
         """Checks a chunk of announced `size` before it is read, and returns how many bytes the upload lacks.
 
         Raises:
             BadUpload: the chunk is too long; also NotFound, WrongOffset and DiskFull.
         """
-        upload = self._store.uploads.get(key)
+        upload = self._store.uploads.get(upload_id)
         if offset != upload.received:
             raise WrongOffset(upload.received)
         if offset + size > upload.bytes:
@@ -153,44 +153,46 @@ class Uploads:
         self._home.require_space(2 * size)  # it lies there twice for a moment
         return upload.bytes - offset
 
-    def write(self, key: str, offset: int, chunk: IncomingChunk, sha256: str) -> Upload:
+    def write(self, upload_id: str, offset: int, chunk: IncomingChunk, sha256: str) -> UploadRecord:
         """Adds a chunk. Raises WrongOffset, BadUpload (checksum, length) or DiskFull, and then changes nothing."""
-        with self._locks.hold(key):
-            self.expect(key, offset, chunk.size)
+        with self._locks.hold(upload_id):
+            self.expect(upload_id, offset, chunk.size)
             if chunk.sha256 != sha256:
                 raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
-            _append(self._part(key), offset, chunk.pieces())
-            return self._store.uploads.update(key, lambda u: setattr(u, "received", offset + chunk.size))
+            _append(self._part(upload_id), offset, chunk.pieces())
+            return self._store.uploads.update(upload_id, lambda u: setattr(u, "received", offset + chunk.size))
 
-    def cancel(self, key: str) -> None:
-        with self._locks.hold(key):
-            self._store.uploads.require(key)
-            self._forget(key)
+    def cancel(self, upload_id: str) -> None:
+        with self._locks.hold(upload_id):
+            self._store.uploads.require(upload_id)
+            self._forget(upload_id)
 
-    def complete(self, key: str) -> File:
+    def complete(self, upload_id: str) -> FileRecord:
         """Checks the whole upload and makes it a file. Called again, it returns the same file.
 
         Raises Conflict if bytes are missing, BadUpload for a damaged file, which was deleted.
         """
-        with self._locks.hold(key):
-            done = self._store.files.find(_file_id(key))
-            if done:
-                self._forget(key)
-                return done
-            upload = self._store.uploads.get(key)
+        with self._locks.hold(upload_id):
+            existing = self._store.files.find(_file_id(upload_id))
+            if existing:
+                self._forget(upload_id)
+                return existing
+            upload = self._store.uploads.get(upload_id)
             if upload.received != upload.bytes:
                 raise Conflict(
                     f"{upload.received} of {upload.bytes} bytes have arrived",
                     f"go on with `Upload-Offset: {upload.received}`",
                 )
             try:
-                if files.sha256(self._part(key)) != upload.sha256:
+                if files.sha256(self._part(upload_id)) != upload.sha256:
                     raise BadUpload("the file's checksum is wrong: it is not the file that was announced", "start anew")
-                file = self._adopt(self._part(key), _file_id(key), upload.filename, upload.purpose, upload.sha256)
+                file = self._adopt(
+                    self._part(upload_id), _file_id(upload_id), upload.filename, upload.purpose, upload.sha256
+                )
             except BadUpload:
-                self._forget(key)
+                self._forget(upload_id)
                 raise
-            self._forget(key)
+            self._forget(upload_id)
             return file
 
     def _drop_abandoned(self) -> None:
@@ -202,12 +204,12 @@ class Uploads:
             except (FileNotFoundError, NotFound, Conflict):
                 continue  # completed, deleted, or written to, at this very moment
 
-    def _forget(self, key: str) -> None:
-        if key in self._store.uploads.ids():
-            self._store.uploads.remove(key)
-        self._part(key).unlink(missing_ok=True)
+    def _forget(self, upload_id: str) -> None:
+        if upload_id in self._store.uploads.ids():
+            self._store.uploads.remove(upload_id)
+        self._part(upload_id).unlink(missing_ok=True)
 
-    def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
+    def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> FileRecord:
         require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
@@ -221,49 +223,49 @@ class Uploads:
         finally:
             part.unlink(missing_ok=True)
 
-    def _adopt(self, part: Path, key: str, filename: str, purpose: Purpose, sha256: str) -> File:
+    def _adopt(self, part: Path, file_id: str, filename: str, purpose: Purpose, sha256: str) -> FileRecord:
         with self._checking:
             rows = training_rows.check(part) if purpose == "fine-tune" else None
             if purpose == "model":
                 check_weights(part)
         size = part.stat().st_size
-        file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
+        file = FileRecord(id=file_id, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
         self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
         try:
-            files.finish(part, self.path(key))
+            files.finish(part, self.path(file_id))
         except OSError:
-            self._store.files.remove(key)
+            self._store.files.remove(file_id)
             raise
         return file
 
     def path(self, file_id: str) -> Path:
         return self._home.files / file_id
 
-    def remove_file(self, key: str) -> None:
+    def remove_file(self, file_id: str) -> None:
         """Deletes a file. Models made of it keep their own link. Raises NotFound, or Conflict if a job needs it."""
-        with self._store.references:
+        with self._store.references_lock:
             for job in self._store.jobs.all():
-                if job.needs_files and key in (job.training_file, job.validation_file):
+                if job.needs_files and file_id in (job.training_file, job.validation_file):
                     raise Conflict(f"the job {job.id} still needs this file", "cancel the job first, or delete it")
-            self._store.files.remove(key)
-        self.path(key).unlink(missing_ok=True)
+            self._store.files.remove(file_id)
+        self.path(file_id).unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Makes disk and store agree again, at the start, after a kill between their changes."""
-        for key in self._store.uploads.ids():
-            if not self._part(key).is_file():
-                self._store.uploads.remove(key)
-        for key in self._store.files.ids():
-            if not self.path(key).is_file():
-                self._store.files.remove(key)
+        for upload_id in self._store.uploads.ids():
+            if not self._part(upload_id).is_file():
+                self._store.uploads.remove(upload_id)
+        for upload_id in self._store.files.ids():
+            if not self.path(upload_id).is_file():
+                self._store.files.remove(upload_id)
         self._drop_abandoned()
-        known = self._store.uploads.ids() | self._store.files.ids()
+        record_ids = self._store.uploads.ids() | self._store.files.ids()
         for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
-            if path.name not in known:
+            if path.name not in record_ids:
                 path.unlink()
 
-    def _part(self, key: str) -> Path:
-        return self._home.uploads / key
+    def _part(self, upload_id: str) -> Path:
+        return self._home.uploads / upload_id
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
@@ -286,7 +288,7 @@ def check_weights(path: Path) -> None:
         raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error
     if not tensors:
         raise BadUpload("the file holds no tensors", "save the weights with safetensors")
-    if notes != PLAIN:
+    if notes != PLAIN_NOTES:
         raise BadUpload(
             "the file holds metadata of its own, which may say more than numbers do",
             'save the weights with save_pretrained, which says only {"format": "pt"}',
@@ -300,19 +302,19 @@ def _file_id(upload_id: str) -> str:
 def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
     """Writes pieces at an offset, unbuffered, so that a full disk raises here and not on closing."""
     with path.open("r+b", buffering=0) as file:
-        _cut(file, offset)  # what an interrupted write left behind `received`
+        _cut_file(file, offset)  # what an interrupted write left behind `received`
         file.seek(offset)
         try:
             for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[file.write(left) :]
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
-            _cut(file, offset)
+            _cut_file(file, offset)
             raise
 
 
-def _cut(file: FileIO, size: int) -> None:
+def _cut_file(file: FileIO, size: int) -> None:
     if file.seek(0, os.SEEK_END) > size:
         file.truncate(size)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote import strict_json
-from milkglass.client.remote.connection import CONNECT, Connection, RetryPolicy, check_url, tls_context
+from milkglass.client.remote.connection import CONNECT_TIMEOUT, Connection, RetryPolicy, check_url, tls_context
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.release import NONCE
+from milkglass.enclave.release import NONCE_BYTES
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
@@ -77,7 +77,7 @@ class DecoderServer:
         """Returns the provider's table, encrypted for this enclave. Raises RemoteError if the provider refuses it."""
         with self._connection() as connection:
             nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
-            if len(nonce) != 2 * NONCE or not set(nonce) <= set("0123456789abcdef"):
+            if len(nonce) != 2 * NONCE_BYTES or not set(nonce) <= set("0123456789abcdef"):
                 raise RemoteError("the server's challenge is not a nonce", DECODER_HINT)
             public, quote = enclave.challenge(bytes.fromhex(nonce))
             body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
@@ -115,7 +115,7 @@ class DecoderServer:
                 ssl=ssl.create_default_context() if secure is True else secure,
                 compression=None,
                 user_agent_header=None,
-                open_timeout=CONNECT,
+                open_timeout=CONNECT_TIMEOUT,
                 max_size=MAX_MESSAGE,
                 ping_interval=None,
                 **options,

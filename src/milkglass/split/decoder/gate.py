@@ -60,7 +60,7 @@ class Gate:
 
     def challenge(self) -> str:
         """Returns a nonce that can be used once. Raises Busy if too many are open."""
-        now, nonce = time.monotonic(), secrets.token_hex(release.NONCE)
+        now, nonce = time.monotonic(), secrets.token_hex(release.NONCE_BYTES)
         with self._lock:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}
             if len(self._nonces) >= MAX_NONCES:
@@ -81,7 +81,7 @@ class Gate:
     @cached_property
     def _encoded(self) -> bytes:
         """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
-        return self.package.encode()
+        return self.package.to_bytes()
 
     def require(self, evidence: bytes, data: bytes, collateral: bytes = b"") -> None:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
