@@ -14,7 +14,7 @@ from milkglass.errors import MemoryShort
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs.folder import read_events
-from milkglass.server.jobs.needs import Shape, needs_of, shown
+from milkglass.server.jobs.needs import ModelSizes, needs_of, shown
 from milkglass.threat.defence import LabelledTexts
 
 REPORTS = 32  # of a training's loss, at least: by these its end is judged
@@ -30,7 +30,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | N
     for way in ways:
         applies = way.other_rows(task) is None and way.refuses(setting) is None
         base = way.trained(setting) if applies else None
-        needed = 0 if base is None else needs_of(Shape.of(base), setting.training, _mean_length(setting)).memory
+        needed = 0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory
         if needed > free:
             large.append((way.title, needed))
         else:
