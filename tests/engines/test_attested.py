@@ -35,6 +35,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Open
     port = free_port()
     words = [installed("MILKGLASS_LLAMA_SERVER"), "-m", str(weights), "--alias", "m", "--host", "127.0.0.1"]
     words += ["--port", str(port), "--api-key", KEY, "-c", "2048", "-np", "4", "-t", "2", "--jinja"]
+    words += ["--no-repack"]  # its kernels for AMX crash in virtual machines whose kernel does not permit AMX
     authority = Authority(folder)
     certificate, key = authority.issued("server")
     token = folder / "engine-key"
@@ -79,10 +80,10 @@ def test_answers_are_the_engines_own(clients: dict[str, OpenAI], way: str) -> No
     assert expected and asked(clients[way]).choices[0].message.content == expected
     parts = asked(clients[way], stream=True)
     assert "".join(one.choices[0].delta.content or "" for one in parts if one.choices) == expected
-    forced: Any = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60}
-    called = [asked(clients[name], **forced).choices[0].message.tool_calls for name in ("engine", way)]
-    assert called[0] and called[1]
-    assert [one.function for one in called[0]] == [one.function for one in called[1]]
+    # SmolLM2 has no format for calls, and answers such a request in words
+    tools: Any = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 24}
+    with_tools = [asked(clients[name], **tools).choices[0].message for name in ("engine", way)]
+    assert with_tools[0] == with_tools[1]
 
 
 @pytest.mark.parametrize("way", ["plain", "whole", "slots"])

@@ -18,12 +18,13 @@ Kind = Literal["sev-snp", "tdx", "sgx", "software"]
 HOLDS, REFUSED = "the policy holds", "REFUSED"
 HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
 ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
+NOT_SHOWN = "What an operator of the host sees: assume everything, also the text, since the policy does not hold."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
 RECORDED_NOTE = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
 STILL_SEEN = (
     "What an operator of the host still sees: who asks and when, the sizes and times of requests and answers, and page "
-    "faults and traffic to the GPU. What breaks it: physical access to the memory bus (TEE.fail, Battering RAM), a key "
-    "that leaves a genuine machine, and whatever the measured software itself gives away."
+    "faults and traffic to the GPU. What breaks it: probes on the memory bus (the attacks TEE.fail, Battering RAM), a "
+    "key that leaves a genuine machine, and whatever the measured software itself gives away."
 )
 
 
@@ -132,16 +133,20 @@ class Verdict:
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
         width = max(len(claim.source) for claim in self.claims) if self.claims else 0
-        lines = [f"  {claim.source:{width}}  {claim.text}" for claim in self.claims]
+        lines = [f"  {claim.source:{width}}  {'WEAK: ' * bool(claim.weakness)}{claim.text}" for claim in self.claims]
         lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted.items()]
         lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
+        if self.accepted:
+            holds += f", and accepts what is weak: {', '.join(self.accepted)}"
         head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
         return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
     def still_seen(self) -> str:
-        """Returns what an operator of the host sees if the policy holds."""
+        """Returns what an operator of the host sees."""
+        if not self.holds:
+            return NOT_SHOWN
         return STILL_SEEN if self.attested else ALL_SEEN
 
     def to_json(self) -> dict[str, Any]:

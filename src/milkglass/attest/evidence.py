@@ -182,7 +182,12 @@ def _binding(
             proven("binding", f"{key_name} belongs to the measured software"),
             proven("fresh", "it answered our nonce"),
         ]
-    stale = weak("fresh", "no nonce of ours: the evidence is as old as the machine's boot", "not-fresh", "not checked")
+    stale = weak(
+        "fresh",
+        "no nonce of ours: the evidence may be as old as the machine's boot, and be shown again by others",
+        "not-fresh",
+        "not checked",
+    )
     if evidence.form == "tinfoil":
         if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):
             raise AttestationError("binding", f"the hardware did not sign {key_name}")
@@ -194,7 +199,7 @@ def _binding(
             raise AttestationError("binding", f"the hardware did not sign a keyset with {key_name} and this nonce")
         return [proven("binding", f"{key_name} is in the keyset of the measured software"),
                 proven("fresh", "it answered our nonce")]  # fmt: skip
-    words = "nothing binds the evidence to a connection"
+    words = "nothing binds the evidence to a connection: another machine could show it"
     return [weak("binding", words, "unbound", "not checked", bad=True), stale]
 
 

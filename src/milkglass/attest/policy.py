@@ -295,7 +295,7 @@ def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults:
     for image in section.image:
         registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
         if all(machine.image.get(register) == value for register, value in registers.items()):
-            words = f"the image {image.name!r} runs ({', '.join(registers)}); its origin: {image.origin}"
+            words = f"it started what the policy measures as {image.name!r} ({', '.join(registers)}; {image.origin})"
             open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(registers))
             unchecked_claims = [unchecked("registers", f"what {', '.join(open_ones)} measure")] if open_ones else []
             return [proven("measurement", words), *unchecked_claims]
@@ -314,7 +314,14 @@ def _machine_claims(
         return []
     if machine.machine in allowed_ids:
         first_seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
-        return [Claim("pinned", "affirming", "operator states", f"this machine is pinned{first_seen}")]
+        return [
+            Claim(
+                "pinned",
+                "affirming",
+                "operator states",
+                f"the policy pins this machine{first_seen}; who can touch it is the operator's word",
+            )
+        ]
     if allowed_ids:
         faults["machine"] = (
             f"the machine {machine.machine[:16]}... is not one of the {len(allowed_ids)} that are pinned"

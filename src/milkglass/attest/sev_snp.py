@@ -166,8 +166,8 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     firmware = ", ".join(f"{name} {number}" for name, number in tcb.items())
     claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
-        words = "Milan: the keys of this generation were extracted, so that anyone can forge this report"
-        claims.append(weak("processor", words, "milan", bad=True))
+        words = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
+        claims.append(weak("processor", words, "milan", "not checked", bad=True))
     if report.signing_key == VLEK:
         claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):
@@ -183,14 +183,21 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     if report.platform & ALIAS_CHECKED:
         claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
     else:
-        words = "no check of memory aliases is stated (BadRAM, CVE-2024-21944)"
-        claims.append(weak("alias-check", words, "no-alias-check"))
+        words = "the firmware states no check of memory aliases at boot (BadRAM, CVE-2024-21944)"
+        claims.append(weak("alias-check", words, "no-alias-check", "not checked"))
     committed = versions(report.committed, product)
     if any(committed[name] < tcb[name] for name in tcb):
         claims.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
     if current:
         claims.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
     else:
-        claims.append(weak("revocation", "no current revocation list of AMD was given", "no-revocation", "not checked"))
+        claims.append(
+            weak(
+                "revocation",
+                "no current revocation list of AMD was given, and a revoked key is not noticed",
+                "no-revocation",
+                "not checked",
+            )
+        )
     claims.append(unchecked("image", "who built the measured image, and what it gives away"))
     return claims

@@ -90,10 +90,21 @@ def check(
         note(f"judged by the time now; --at {recording.recorded[:10]} judges by when it was recorded")
     if record is not None:
         record.write_bytes(recording.document())
-    verdict = judge_evidence(recording, rules, policy, now)
+    try:
+        verdict = judge_evidence(recording, rules, policy, now)
+    except AttestationError as error:
+        verdict = refusal(error)
     emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
+
+
+def refusal(error: AttestationError) -> Verdict:
+    """Returns the verdict on evidence that does not verify."""
+    from milkglass.attest.claims import Verdict
+
+    words = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
+    return Verdict((), {error.reason: words})
 
 
 def judge_evidence(hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
