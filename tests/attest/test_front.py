@@ -263,7 +263,7 @@ def test_slots_end_when_the_reader_leaves() -> None:
 # --- released files ---------------------------------------------------------------------------------------------------
 def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: Path) -> None:
     vault, other = Vault.new(tmp_path / "a"), Vault.new(tmp_path / "b")
-    sealed = seal(b"a key", vault.public, "my.mgkey")
+    sealed = seal(b"a key", vault.public_key, "my.mgkey")
     assert vault.open(sealed, "my.mgkey").read_bytes() == b"a key"
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0 and (tmp_path / "a" / "my.mgkey").stat().st_mode & 0o077 == 0
     for where, what, name in ((other, sealed, "my.mgkey"), (vault, sealed, "other"), (vault, sealed[:-1], "my.mgkey"),
@@ -280,12 +280,12 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
 
 def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key(tmp_path: Path) -> None:
     vault = Vault.new(tmp_path / "got")
-    source = EvidenceSource(Software(), sealing=vault.public)
+    source = EvidenceSource(Software(), sealing=vault.public_key)
 
     async def work() -> None:
         async with client(Front(source, SPKI, None, vault)) as one:
             found = HardwareEvidence.parse((await one.get(PATH, params={"nonce": NONCE.hex()})).content)
-            assert found.sealing == vault.public
+            assert found.sealing == vault.public_key
             evidence.verify(found, TODAY, SPKI, NONCE)
             swapped = json.loads(found.document()) | {"sealing": ""}
             with pytest.raises(AttestationError):

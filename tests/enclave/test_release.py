@@ -188,7 +188,12 @@ def test_a_package_survives_its_bytes_and_loses_the_files_when_lists_are_added()
     one = package()
     back = TablePackage.from_bytes(one.to_bytes())
     assert (back.rows == one.rows).all() and (back.special == one.special).all()
-    assert (back.dtype, back.tokenizer, back.policy, back.files) == (one.dtype, one.tokenizer, one.policy, one.files)
+    assert (back.dtype, back.tokenizer_digest, back.policy, back.files) == (
+        one.dtype,
+        one.tokenizer_digest,
+        one.policy,
+        one.files,
+    )
     assert back.width == 4 and back.near is None
     full = TablePackage.from_bytes(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).to_bytes())
     assert full.near is not None and full.near.shape == (18, 2) and not full.files
