@@ -185,7 +185,7 @@ class _Run:
                 return replace(blank, state="does not apply", reason=reason), None
             begun = time.monotonic()
             self.log(f"{way.title}: trained and asked")
-            answered = way.answered(self.setting)
+            answered = way.measure_answers(self.setting)
             if answered.cell is not None:
                 self._seen(time.monotonic() - begun, way)
             if way.local:
@@ -218,7 +218,7 @@ class _Run:
 
     def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
-        return next(way for way in ways if way.name == name).answered(self.setting)
+        return next(way for way in ways if way.name == name).measure_answers(self.setting)
 
     def _reading(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
         if way.local or answered.cell is None:

@@ -140,8 +140,8 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
-        """Returns the way's answers. Raises MilkglassError."""
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
+        """Sets the way up, answers the held-out rows and measures what that costs. Raises MilkglassError."""
 
     def refuses(self, setting: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
@@ -210,7 +210,7 @@ class Stopwatch:
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
             return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
@@ -221,7 +221,7 @@ class CommonestClass(Way):
 class LinearWay(Way):
     """The linear model of client/alone.py."""
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
         model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
@@ -255,7 +255,7 @@ class EncoderWay(Way):
         base = self.base(setting)
         return layer_weights(base) / layer_weights(setting.base)
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
         setup, watch = watch.seconds(), Stopwatch()
@@ -289,7 +289,7 @@ class DecoderWay(Way):
     def work(self, setting: ComparisonSettings) -> float:
         return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.tuned else 0.0
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base, rows = Stopwatch(), self.base(setting), setting.rows
         assert isinstance(rows, ChatRows)
         own = base is setting.base
@@ -324,9 +324,9 @@ class DefenceWay(Way):
     def work(self, setting: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence it is the cell of the model at home
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         if isinstance(setting.rows, ChatRows):
-            return self._written(setting, setting.rows)
+            return self._measure_written_answers(setting, setting.rows)
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
@@ -335,7 +335,7 @@ class DefenceWay(Way):
         seconds = 1000 * watch.seconds() / len(texts)
         return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
 
-    def _written(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
+    def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
         watch = Stopwatch()
         cell, sender = decoder_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()

@@ -24,8 +24,8 @@ class EncoderServer(Server):
 
     mixed: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, upper: torch.nn.Module, about: Mapping[str, Any]) -> None:
-        self.folder, self._upper, self._about = folder, device.moved(upper.eval()), about
+    def __init__(self, folder: Path, upper: torch.nn.Module, split: Mapping[str, Any]) -> None:
+        self.folder, self._upper, self._split = folder, device.moved(upper.eval()), split
 
     def rest(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
@@ -34,32 +34,38 @@ class EncoderServer(Server):
 
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
+        """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
         parts = [self._answered(self._required(one)) for one in sent]
         if not parts:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
         return np.concatenate(parts)
 
-    def _required(self, one: Observation) -> Activations:
-        if not isinstance(one, Activations):
-            raise UsageError(f"this half takes hidden states, not {type(one).__name__.lower()}", "send a frame")
-        expected = (int(self._about["layer"]), bool(self._about["pooled"]))
-        if (one.layer, one.pooled) != expected:
+    def _required(self, observation: Observation) -> Activations:
+        if not isinstance(observation, Activations):
+            kind = type(observation).__name__.lower()
+            raise UsageError(f"this half takes hidden states, not {kind}", "send a frame")
+        expected = (int(self._split["layer"]), bool(self._split["pooled"]))
+        if (observation.layer, observation.pooled) != expected:
             raise UsageError(
-                f"states after layer {one.layer}, pooled {one.pooled}; {expected[0]}, {expected[1]} needed",
+                f"states after layer {observation.layer}, pooled {observation.pooled}; {expected[0]}, {expected[1]} needed",
                 "use two halves of one split",
             )
-        if (one.mixed is not None) != self.mixed:
+        if (observation.mixed is not None) != self.mixed:
             raise UsageError(
-                f"the rows are {'' if one.mixed is not None else 'not '}mixed, and this half takes the other kind",
+                f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes the other kind",
                 "use two halves of one split",
             )
-        return one
+        return observation
 
     def _answered(self, sent: Activations) -> NDArray[np.float32]:
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
-        out: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for numbers in grouped(sent.lengths):
             answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
             for number, logits in zip(numbers.tolist(), answers, strict=True):
-                out[number] = logits
-        return device.array(torch.stack(out)) if out else np.empty((0, int(self._about["classes"])), np.float32)
+                logits_of_texts[number] = logits
+        return (
+            device.array(torch.stack(logits_of_texts))
+            if logits_of_texts
+            else np.empty((0, int(self._split["classes"])), np.float32)
+        )

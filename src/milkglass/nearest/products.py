@@ -26,7 +26,7 @@ BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
 TINY = 1e-30  # the length of a row without direction
 PROBED = 16  # rows of a table whose first look is tried
-UNDECIDED = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
+MAX_UNDECIDED_SHARE = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
 ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
@@ -200,7 +200,7 @@ class Cosines:
         unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
         if here and look and quick_in_bf16():
             coarse = cls._in_bf16(table, scale, unit)
-            if coarse is not None and coarse._undecided(look) <= UNDECIDED * len(table):
+            if coarse is not None and coarse._undecided(look) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
         return cls(table, scale, shift, None if unit is None else packed(unit), None)
 

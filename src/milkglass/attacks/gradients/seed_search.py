@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, dealt, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -78,7 +78,7 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return dealt(None if seed is None else bag(_Drawn(grad).bare(grad, seed)), batch)
+        return dealt(None if seed is None else read_tokens(_Drawn(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
@@ -74,7 +74,7 @@ class SurvivingEntries(Inversion):
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
-        tokens = None if grad is None else bag(grad)
+        tokens = None if grad is None else read_tokens(grad)
         if grad is None or tokens is None:
             return [np.empty(0, np.int64)]
         places = position_rows(batch)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
-from milkglass.audit.gradient_scene import SERVER, measured
+from milkglass.audit.gradient_scene import SERVER, measure
 from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
@@ -80,7 +80,7 @@ def leakage(
     results = [pool.result() for pool in pools.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
-        measures = measured(Guess(texts=truth.sent), truth, seed)
+        measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
     few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
@@ -163,19 +163,19 @@ class _Pool:
             bool(late) or any(one.cut for one in results.values()),
         )
         done = tuple(number for number in results if number not in left_out)
-        measures = without_intervals(self._measured(trained=False), cut)
+        measures = without_intervals(self._measure(trained=False), cut)
         trained = None  # of what read shadows and no gradients
         if all(one.texts is not None for one in self.guesses.values()):
-            trained = without_intervals(self._measured(trained=True), cut) if self.site.texts.ghost else measures
+            trained = without_intervals(self._measure(trained=True), cut) if self.site.texts.ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=done, left_out=left_out,
             trained=trained,
         )  # fmt: skip
 
-    def _measured(self, trained: bool) -> dict[str, Interval]:
+    def _measure(self, trained: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together."""
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
-        return measured(
+        return measure(
             _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
         )
 
