@@ -50,16 +50,16 @@ class TimeLeft:
         self.total, self._clock = total, clock
         self._marks: deque[tuple[float, float]] = deque()
 
-    def after(self, done: float) -> float | None:
+    def after(self, work_done: float) -> float | None:
         """Returns the seconds that the rest takes, given the amount done. None: no speed was measured yet."""
         now = self._clock()
-        if done > 0 and self._marks and self._marks[0][1] == 0:
+        if work_done > 0 and self._marks and self._marks[0][1] == 0:
             self._marks.clear()
-        self._marks.append((now, done))
+        self._marks.append((now, work_done))
         while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW:
             self._marks.popleft()
         (then, before) = self._marks[0]
-        return None if done <= before else (self.total - done) * (now - then) / (done - before)
+        return None if work_done <= before else (self.total - work_done) * (now - then) / (work_done - before)
 
 
 class Heartbeat:

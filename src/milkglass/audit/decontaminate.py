@@ -74,9 +74,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
     hash with every window of 2^j letters of the wholes. Only if these are equal the part itself is compared.
     """
     by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for part in {*parts} - {""}:
-        size = 1 << (len(part).bit_length() - 1)
-        by_size[size][part[:size]].append(part)
+    for short in {*parts} - {""}:
+        size = 1 << (len(short).bit_length() - 1)
+        by_size[size][short[:size]].append(short)
     joined = _END.join(wholes)
     ends = np.cumsum([len(one) + 1 for one in wholes])
     windows = _hashes(joined)
@@ -87,9 +87,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         starts = by_size[size]
         keys = np.array([_hash_of(one) for one in starts], np.uint64)
         for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
-            for part in starts.get(joined[place : place + size], ()):
-                if joined.startswith(part, place):
-                    yield part, int(np.searchsorted(ends, place, side="right"))
+            for short in starts.get(joined[place : place + size], ()):
+                if joined.startswith(short, place):
+                    yield short, int(np.searchsorted(ends, place, side="right"))
 
 
 def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:

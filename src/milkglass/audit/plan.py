@@ -60,18 +60,24 @@ class AttackTurn:
         """Returns the seconds that must be left when its turn comes."""
         return self.min_seconds * (SPARE if self.attack.baseline else 1)
 
-    def share(self, left: float) -> float:
-        """Returns its part of the `left` seconds: not all of them if others wait for it or it would use everything."""
-        left = max(GRACE if self.waits else 1.0, left)
+    def share(self, seconds_left: float) -> float:
+        """Returns its part of the seconds: not all of them if others wait for it or it would use everything."""
+        seconds_left = max(GRACE if self.waits else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
-            return left
-        return CHAIN * left if self.early else max(left / 2, self.min_seconds) if self.min_seconds else left
+            return seconds_left
+        return (
+            CHAIN * seconds_left
+            if self.early
+            else max(seconds_left / 2, self.min_seconds)
+            if self.min_seconds
+            else seconds_left
+        )
 
-    def late(self, left: float) -> str:
+    def late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""
-        if left <= 0 and not self.waits:
+        if seconds_left <= 0 and not self.waits:
             return "the budget was spent before its turn"
-        if self.least and left < self.least:
+        if self.least and seconds_left < self.least:
             return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
         return ""
 
@@ -165,12 +171,12 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
     begun, late = _scheduled(steps, budget)
     ended = [one for one in begun if one.seconds is not None]
-    again = dict[str, float]()
+    curve_seconds = dict[str, float]()
     for one in ended:
         if one.turn.rank == 0 and one.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
             curve = (one.seconds or 0.0) * len(sizes(sent)) / 2
-            again[one.who.name] = max(again.get(one.who.name, 0.0), curve)
-    seconds = sum(one.seconds or 0.0 for one in ended) + sum(again.values())
+            curve_seconds[one.who.name] = max(curve_seconds.get(one.who.name, 0.0), curve)
+    seconds = sum(one.seconds or 0.0 for one in ended) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
     titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
     return TimeEstimate(seconds, len(ended), tuple(open_ended), titles, _enough(steps, budget) if late else math.nan)
@@ -197,14 +203,14 @@ def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list
 
     It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
     """
-    left, begun, late = budget, list[_Step](), list[_Step]()
+    seconds_left, begun, late = budget, list[_Step](), list[_Step]()
     for one in steps:
-        share = one.turn.share(left)
+        share = one.turn.share(seconds_left)
         takes = share if one.seconds is None else one.seconds
-        waits = bool(one.turn.late(left))
+        waits = bool(one.turn.late(seconds_left))
         if not waits:
             begun.append(one)
-            left -= min(takes, share)
+            seconds_left -= min(takes, share)
         if (waits or takes > share) and not one.turn.attack.baseline:
             late.append(one)
     return begun, late

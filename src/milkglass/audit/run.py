@@ -77,10 +77,10 @@ def run(
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
-    before, after = parted(pairs(scene, turns))
-    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before]
+    before_chain, after_chain = parted(pairs(scene, turns))
+    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before_chain]
     chain = runner.chain(turns)
-    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after)]
+    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after_chain)]
     place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
     played.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # a report is in the catalogue's order
     return AuditRun(tuple(played), chain.candidates)
@@ -148,7 +148,7 @@ class _Runner:
         solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         stale = self.store is None or (renewed and turn.takes_candidates)
-        kept = None if self.store is None or stale else self.store.candidates(turn.name)
+        stored_candidates = None if self.store is None or stale else self.store.candidates(turn.name)
 
         def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
             learnt.append(solver.learn(transcript, knowledge, budget, rng))
@@ -157,9 +157,9 @@ class _Runner:
             return ranked(learnt[0], seen.size)
 
         knowledge = replace(who.knowledge, candidates=candidates)
-        played = self._kept(turn, who) if kept is not None else None
+        played = self._kept(turn, who) if stored_candidates is not None else None
         played = played or self._played(turn, who, knowledge, attempt, learnt)
-        return played, learnt[0] if learnt else kept, bool(learnt)
+        return played, learnt[0] if learnt else stored_candidates, bool(learnt)
 
     def play(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
         knowledge, stale = who.knowledge, False
@@ -169,12 +169,12 @@ class _Runner:
 
     def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None."""
-        kept = None if self.store is None else self.store.cell(_file_name(turn, who))
-        if kept is None:
+        stored = None if self.store is None else self.store.cell(_file_name(turn, who))
+        if stored is None:
             return None
-        self.budget.spend(kept[0].seconds)
-        self.progress(kept[0])
-        return FinishedAttack(kept[0], reading=kept[1])
+        self.budget.spend(stored[0].seconds)
+        self.progress(stored[0])
+        return FinishedAttack(stored[0], reading=stored[1])
 
     def _played(
         self,
@@ -228,10 +228,10 @@ class _Runner:
 
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""
-        whole = self.rules.deadline
-        if whole is None or self.rules.own_budget is None:
-            return whole
-        return Budget(min(whole.left(), OVER * budget.left() + SPARE_SECONDS), clock=whole.clock)
+        run_deadline = self.rules.deadline
+        if run_deadline is None or self.rules.own_budget is None:
+            return run_deadline
+        return Budget(min(run_deadline.left(), OVER * budget.left() + SPARE_SECONDS), clock=run_deadline.clock)
 
     def _cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
         """Returns the declared cost of an attack that does not count its work."""

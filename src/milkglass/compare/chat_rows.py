@@ -104,28 +104,31 @@ class ChatRows(ComparisonRows):
         apart = None if validation is None else _Sized.read(codec, validation, max_length)
         order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
         answered = [place for place in order if place not in rows.unanswered]
-        whole = [place for place in answered if place not in rows.long]
+        uncut = [place for place in answered if place not in rows.long]
         count = min(extent.rows, max(MIN_HELD_OUT, round(SHARE * len(answered))))
-        if apart is None and len(whole) < 2 * MIN_HELD_OUT:
-            fault = f"{data.name} has {len(whole)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
+        if apart is None and len(uncut) < 2 * MIN_HELD_OUT:
+            fault = f"{data.name} has {len(uncut)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
         if apart is None:
-            held = set(whole[:count])
-            asked = [rows.examples[i] for i in whole[:count]]
+            held_places = set(uncut[:count])
+            held_examples = [rows.examples[i] for i in uncut[:count]]
         else:
-            held = set()
-            asked = apart.whole(seed)[: extent.rows]
-            if not asked:
+            held_places = set()
+            held_examples = apart.whole(seed)[: extent.rows]
+            if not held_examples:
                 fault = f"{files[1].name} has no row within {max_length} tokens"
                 raise CodecError(fault, "give a larger --max-length")
-        taken = [place for place in answered if place not in held]
-        chats = [rows.examples[place] for place in taken]
+        trained = [place for place in answered if place not in held_places]
+        chats = [rows.examples[place] for place in trained]
         digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
-        train, held_out = (LabelledTexts([said(one) for one in part], [0] * len(part)) for part in (chats, asked))
-        lengths = [min(max_length, rows.lengths[place]) for place in taken]
+        train, held_out = (
+            LabelledTexts([said(one) for one in part], [0] * len(part)) for part in (chats, held_examples)
+        )
+        lengths = [min(max_length, rows.lengths[place]) for place in trained]
         return cls(
-            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats), asked=tuple(asked),
-            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*taken}), left_out=len(rows.unanswered),
+            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats),
+            asked=tuple(held_examples),
+            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*trained}), left_out=len(rows.unanswered),
         )  # fmt: skip
 
     @property
@@ -133,13 +136,13 @@ class ChatRows(ComparisonRows):
         """Returns what is attacked: what users say in a half of the rows that are trained with."""
         return super().private[: self.extent.attacked]
 
-    def training(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def training(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of every training: those that were given, and others that fit a small machine.
 
         Args:
-            given: None: not given.
+            options: None: not given.
         """
-        requested = {name: value for name, value in given.items() if value is not None}
+        requested = {name: value for name, value in options.items() if value is not None}
         dtype = "bfloat16" if quick_in_bf16() else "float32"
         batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
@@ -192,11 +195,11 @@ class _Sized:
         for start in range(0, len(examples), SIZES):
             part = examples[start : start + SIZES]
             with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
-                done = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
-            for source, ids in zip(done.sources, done.ids, strict=True):
+                encoded = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
+            for source, ids in zip(encoded.sources, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
-            long |= {start + place for place in done.long}
-            unanswered |= {start + place for place in done.unanswered}
+            long |= {start + place for place in encoded.long}
+            unanswered |= {start + place for place in encoded.unanswered}
         return cls(examples, lengths, frozenset(long), frozenset(unanswered))
 
     def whole(self, seed: int) -> list[Example]:

@@ -38,7 +38,7 @@ class ComparisonRows:
     @classmethod
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
-        skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
+        skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
         most: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
         """Reads the rows.
@@ -55,8 +55,8 @@ class ComparisonRows:
             CodecError: there are rows without labels, or too few rows.
         """
         files = [data] if validation is None else [data, validation]
-        summary, *_ = found = [checked(one, task) for one in files]
-        for one, holds in zip(files, found, strict=True):
+        summary, *_ = summaries = [checked(one, task) for one in files]
+        for one, holds in zip(files, summaries, strict=True):
             skipped(one.name, holds)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))

@@ -114,13 +114,13 @@ def _next(way: WayResult, compared: Compared, setting: ComparisonSettings) -> Wa
 
 def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
-    about = {
+    settings = {
         "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
     if isinstance(setting.rows, ChatRows):
-        about["asked"] = asdict(setting.rows.extent)
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        settings["asked"] = asdict(setting.rows.extent)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class _Run:
@@ -193,13 +193,13 @@ class _Run:
             reading = self._reading(way, answered, seconds)
         except MilkglassError as error:
             return replace(blank, state="failed", reason=error.message), None
-        done = replace(
+        result = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
             notes=(*answered.notes, *(self._notes(answered) if way.work(self.setting) else ())),
         )  # fmt: skip
-        self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
-        return done, answered.answers
+        self._keep(way, result, answered.answers, time.monotonic() - begun, seconds)
+        return result, answered.answers
 
     def _seen(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was there before tells nothing."""
@@ -227,24 +227,24 @@ class _Run:
             return attackers.everything_read(self.setting, answered.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            whole = attackers.everything_read(self.setting, answered.cell)
+            all_read = attackers.everything_read(self.setting, answered.cell)
             more: tuple[str, ...] = ("while the hardware holds; all of it is read if the hardware fails",)
             if isinstance(self.setting.rows, ChatRows):
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
-            return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
+            return replace(all_read, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
-        most = max(self.limits.attacks, way.attacks)
+        most_work = max(self.limits.attacks, way.attacks)
         ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
-        self.log(f"{way.title}: attacked, with {duration(most)} of work at most{ends}")
-        budget = Budget.of_work(most, lambda: time.monotonic() > begun + seconds)
+        self.log(f"{way.title}: attacked, with {duration(most_work)} of work at most{ends}")
+        budget = Budget.of_work(most_work, lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
                 self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
 
         reading = attackers.reading_of(
-            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most:g}", ended
+            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most_work:g}", ended
         )
         self._attacked.append(time.monotonic() - begun)
         return reading
@@ -267,12 +267,12 @@ class _Run:
         document = json.loads(self._path(way).read_text("utf-8"))
         result = read_way(document["result"])
         cut = result.reading is not None and result.reading.cut
-        about = document["about"]
-        before = math.inf if about["attack_clock"] is None else about["attack_clock"]
-        longer = about["attacks"] < self.limits.attacks or LONGER * before < seconds
-        if (cut and longer) or about["public"] != len(self.public):
+        limits_then = document["about"]
+        clock_then = math.inf if limits_then["attack_clock"] is None else limits_then["attack_clock"]
+        longer = limits_then["attacks"] < self.limits.attacks or LONGER * clock_then < seconds
+        if (cut and longer) or limits_then["public"] != len(self.public):
             return None
-        self.earlier += float(about["clock"])
+        self.earlier += float(limits_then["clock"])
         return result, unpacked(document["answers"])
 
 
@@ -288,11 +288,11 @@ def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
 
 
 def _above(
-    setting: ComparisonSettings, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
     best = min if setting.rows.task == TASK else max
-    home = best((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
+    home = best((one for one in earlier if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
     if result.local or home is None or result.name not in answers:
         return result
     if setting.rows.task == TASK:
@@ -319,14 +319,14 @@ def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
     return resampled(gap, len(losses), np.random.default_rng(0))
 
 
-def weighted_correlation(one: NDArray[Any], other: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+def weighted_correlation(first: NDArray[Any], second: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
     """Returns Pearson's correlation for each row of (draws, u) weights."""
     total = counts.sum(-1)
-    mean, mean_other = counts @ one / total, counts @ other / total
-    cov = counts @ (one * other) / total - mean * mean_other
-    var = counts @ (one * one) / total - mean**2
-    var_other = counts @ (other * other) / total - mean_other**2
-    return np.asarray(cov / np.sqrt(np.maximum(var * var_other, 1e-24)))
+    mean, mean_second = counts @ first / total, counts @ second / total
+    cov = counts @ (first * second) / total - mean * mean_second
+    var = counts @ (first * first) / total - mean**2
+    var_second = counts @ (second * second) / total - mean_second**2
+    return np.asarray(cov / np.sqrt(np.maximum(var * var_second, 1e-24)))
 
 
 def read_way(raw: Any) -> WayResult:

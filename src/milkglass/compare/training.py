@@ -22,16 +22,16 @@ SAMPLED = 200  # rows, of which the mean length is taken
 IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
 
 
-def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | None) -> None:
-    """Raises MemoryShort if a training takes more memory at least than is `free`, which is None if it is not known."""
-    if free is None:
+def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
+    """Raises MemoryShort if a training takes more memory at least than is free. None: that is not known."""
+    if free_bytes is None:
         return
     task, fits, large = setting.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
         applies = way.other_rows(task) is None and way.refuses(setting) is None
         base = way.trained(setting) if applies else None
         needed = 0 if base is None else needs_of(Shape.of(base), setting.training, _mean_length(setting)).memory
-        if needed > free:
+        if needed > free_bytes:
             large.append((way.title, needed))
         else:
             fits.append(way.name)
@@ -41,7 +41,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | N
     others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
     leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
     raise MemoryShort(
-        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free)} are free",
+        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free_bytes)} are free",
         f"{leave}close other programs, or lower --batch-size or --max-length",
     )
 

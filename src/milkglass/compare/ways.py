@@ -174,8 +174,8 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (u,) a cell's classes or scores."""
-    found = unpacked(cell.predictions)
-    return found.astype(np.float64) if setting.rows.task == "regression" else found.astype(np.int64)
+    predictions = unpacked(cell.predictions)
+    return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
 
 
 def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
@@ -292,9 +292,9 @@ class DecoderWay(Way):
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base, rows = Stopwatch(), self.base(setting), setting.rows
         assert isinstance(rows, ChatRows)
-        own = base is setting.base
-        cell, _ = decoder_of(setting, Plain(), None if own else base, self.tuned)
-        losses = answers.predictions(cell, rows, None if own else setting.base)
+        is_settings_base = base is setting.base
+        cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.tuned)
+        losses = answers.predictions(cell, rows, None if is_settings_base else setting.base)
         return WayAnswer(
             losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
             more=answers.figures(cell),
@@ -339,12 +339,12 @@ class DefenceWay(Way):
         watch = Stopwatch()
         cell, sender = decoder_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
-        asked = rows.asked[:TIMED_TEXTS]
-        prompts = [sender.prompt(one) for one in asked]
-        seconds = 1000 * watch.seconds() / len(asked)
-        size = wire_bytes([Tokens(Sequences.of(prompts))], len(asked))
+        examples = rows.asked[:TIMED_TEXTS]
+        prompts = [sender.prompt(one) for one in examples]
+        seconds = 1000 * watch.seconds() / len(examples)
+        size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self.group == "states are sent":  # a row of the table for each token
-            size = sum(map(len, prompts)) / len(asked) * answers.row_bytes(setting.base)
+            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(setting.base)
         return WayAnswer(
             answers.predictions(cell, rows),
             setup,

@@ -98,13 +98,13 @@ class SanitizedTokensClient(SanitizingClient):
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the replaced ids. A pair's draws depend on both texts."""
-        whole = super().encoded(texts, pairs)
+        encoded_words = super().encoded(texts, pairs)
         labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
         ids = [
             self.mechanism.replaced(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
-            for one, text in zip(whole.ids, labels, strict=True)
+            for one, text in zip(encoded_words.ids, labels, strict=True)
         ]
-        return replace(whole, ids=ids)
+        return replace(encoded_words, ids=ids)
 
 
 @dataclass(frozen=True)

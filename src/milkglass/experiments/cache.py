@@ -68,8 +68,8 @@ class PartialResults:
         return result
 
     def get(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        done = self.done
-        if name not in done:
-            done[name] = work()
-            files.write(self.path, json.dumps(done, indent=1) + "\n")
-        return done[name]
+        results = self.done
+        if name not in results:
+            results[name] = work()
+            files.write(self.path, json.dumps(results, indent=1) + "\n")
+        return results[name]

@@ -42,19 +42,20 @@ class RecipeNeeds:
 
     def check(self, name: str, progress: Log) -> None:
         """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
-        held = system.memory(available=True)
-        if self.memory is not None and held is not None and held < self.memory * GB:
+        free_memory = system.memory(available=True)
+        if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
             raise UsageError(
-                f"{name} needs at least {self.memory:g} GB of memory, and {held / GB:.1f} GB are free here",
+                f"{name} needs at least {self.memory:g} GB of memory, and {free_memory / GB:.1f} GB are free here",
                 "close other programs, run it with --quick, or take a larger machine",
             )
-        free = device.memory(free=True)
-        if self.device is not None and free is not None and free < self.device * GB:
+        free_gpu_memory = device.memory(free=True)
+        if self.device is not None and free_gpu_memory is not None and free_gpu_memory < self.device * GB:
             raise UsageError(
-                f"{name} needs at least {self.device:g} GB of the GPU's memory, and {free / GB:.1f} GB are free there",
+                f"{name} needs at least {self.device:g} GB of the GPU's memory, and "
+                f"{free_gpu_memory / GB:.1f} GB are free there",
                 f"end what else runs on it, run it with --quick, or set {device.DEVICE} to cpu",
             )
-        if words := self._words(free is not None):
+        if words := self._words(free_gpu_memory is not None):
             progress(f"{name} takes {words}")
 
     def _words(self, on_gpu: bool) -> str:

@@ -213,13 +213,15 @@ def _require_seeds(raw: Mapping[str, Any]) -> None:
 def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(raw)
     for key, value in changes.items():
-        there = raw.get(key)
-        if isinstance(there, dict) and isinstance(value, dict):
-            result[key] = _overlaid(there, value)
-        elif isinstance(there, dict) and isinstance(value, list):
-            if missing := [name for name in value if not isinstance(name, str) or name not in there]:
-                raise UsageError(f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(there)}")
-            result[key] = {name: there[name] for name in value}
+        current = raw.get(key)
+        if isinstance(current, dict) and isinstance(value, dict):
+            result[key] = _overlaid(current, value)
+        elif isinstance(current, dict) and isinstance(value, list):
+            if missing := [name for name in value if not isinstance(name, str) or name not in current]:
+                raise UsageError(
+                    f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(current)}"
+                )
+            result[key] = {name: current[name] for name in value}
         else:
             result[key] = value
     return result
@@ -296,9 +298,9 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
     """Returns where the fault is, and the value there. Skips the alternatives of unions, which paths name too."""
-    words = [name]
+    keys = [name]
     for step in path:
         if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
             value = value[step]
-            words.append(str(step))
-    return ".".join(words), value
+            keys.append(str(step))
+    return ".".join(keys), value

@@ -94,11 +94,11 @@ def read(result: Mapping[str, Any]) -> list[ResultRecord]:
             f"{result.get('recipe', 'this file')} has no list of records: an earlier version of Milkglass wrote it",
             "run `milkglass reproduce` again with the same --out: what is measured is kept, and written anew",
         )
-    known = {one.name for one in fields(ResultRecord)}
+    field_names = {one.name for one in fields(ResultRecord)}
     return [
         ResultRecord(
-            **{name: one[name] for name in one if name in known} | {"value": _number(one["value"])},
-            more={name: value for name, value in one.items() if name not in known},
+            **{name: one[name] for name in one if name in field_names} | {"value": _number(one["value"])},
+            more={name: value for name, value in one.items() if name not in field_names},
         )
         for one in figures
     ]

@@ -188,7 +188,7 @@ GRACE = 60.0  # seconds in which a worker writes its checkpoint
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadline: float = math.inf) -> None:
     """Reports progress until the worker ends. Earlier events in the file are not reported again."""
     start = events.stat().st_size if events.is_file() else 0
-    due, info = time.monotonic(), ""
+    due, last_line = time.monotonic(), ""
     while True:
         try:
             worker.wait(LOOK)
@@ -199,10 +199,10 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadlin
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
-        words = newest(events, start)
-        if words and words != info:
-            progress(words)
-            info, due = words, time.monotonic() + APART
+        line = newest(events, start)
+        if line and line != last_line:
+            progress(line)
+            last_line, due = line, time.monotonic() + APART
         if worker.returncode is not None:
             return
 
@@ -264,13 +264,13 @@ def now() -> dict[str, str]:
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def _git(*words: str) -> str:
+def _git(*arguments: str) -> str:
     package = Path(__file__).parents[1]
     try:
-        done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=False)
     except OSError:  # there is no git
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 # --- answers in a result ----------------------------------------------------------------------------------------------

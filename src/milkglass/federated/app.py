@@ -63,11 +63,11 @@ def client_app() -> Any:
         step = _step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
         trained = node.site.train(step, task.round, weights, task.training)
-        about = {
+        description = {
             "site": trained.update.site, "texts": trained.update.texts, "steps": trained.update.steps,
             "rows": trained.rows,
         }  # fmt: skip
-        content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(about)}
+        content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(description)}
         return Reply(RecordDict(content), reply_to=message)
 
     return app
@@ -118,11 +118,11 @@ def server_app() -> Any:
 
 def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
     """Does all rounds over the nodes of a Flower grid. Raises UsageError, and what `train` raises."""
-    known = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
+    known_names = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
     if lacking := sorted({"model", "out", "classes", "sites"} - {*config}):
         raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
-    if odd := sorted({*config} - known):
-        raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
+    if odd := sorted({*config} - known_names):
+        raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
     folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
     kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
     training = FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})

@@ -113,17 +113,17 @@ def prepare(
     if ghost is None:
         require_no_parts(folder)
     with naming(lambda place: str(examples[place].place(source))):
-        done = None if ghost is None else passed(ghost, texts, folder, seed, progress)
-        ids = [*originals(model, texts, progress)] if done is None else done.ids
+        shadowed = None if ghost is None else passed(ghost, texts, folder, seed, progress)
+        ids = [*originals(model, texts, progress)] if shadowed is None else shadowed.ids
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
+    report = None if ghost is None or shadowed is None else document(ghost, shadowed.tally, seed is not None)
     from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
         save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else from_seed, report, texts)
-    if done is not None:
-        done.parts.remove()
+    if shadowed is not None:
+        shadowed.parts.remove()
     return rows
 
 

@@ -51,10 +51,10 @@ class SiteRows:
 
     def digest(self) -> str:
         """Returns the SHA-256 over all ids, lengths and labels, in hex."""
-        whole = hashlib.sha256(b"milkglass federated rows\0")
+        digest = hashlib.sha256(b"milkglass federated rows\0")
         for one in (self.ids.ids, self.ids.lengths, self.labels):
-            whole.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
-        return whole.hexdigest()
+            digest.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def mark(self, secret: bytes) -> str:
         """Returns a digest that reveals nothing without the site's secret, not even whether a guess is right."""

@@ -93,11 +93,11 @@ def train(
             check(one, weights)
             _require_counts(one, training)
         change = mean(replies.updates, weights, training.minimum)
-        after = stepped(weights, change, training.lr)
+        stepped_weights = stepped(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run = run.finished(after, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss))
-        weights = after
+        run = run.finished(stepped_weights, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss))
+        weights = stepped_weights
         progress(1)
     load_weights(step, weights)
     return run
@@ -105,11 +105,11 @@ def train(
 
 def _require_counts(update: Update, training: FederatedTraining) -> None:
     """Requires that the texts and steps that a site claims are possible. Raises PoisonedUpdate."""
-    texts, most = update.texts, training.bound
-    if most is not None and texts > most:
+    texts, bound = update.texts, training.bound
+    if bound is not None and texts > bound:
         name = "batch_size" if training.method == "fedsgd" else "most_texts"
         raise PoisonedUpdate(
-            f"site {update.site} says that it saw {texts:,} texts, at most {most:,} are believed ({name})",
+            f"site {update.site} says that it saw {texts:,} texts, at most {bound:,} are believed ({name})",
             "ask that site; if it has as many, raise the number and run it again",
         )
     if update.steps != (steps := training.steps(texts)):

@@ -105,19 +105,19 @@ class Site:
         order = order_of(secret, round, len(rows))
         if training.method == "fedsgd":
             order = order[: training.batch_size]
-        parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
-        loss = _loss(step, rows, parts[0])
+        batches = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
+        loss = _loss(step, rows, batches[0])
         stream = noise_of(
-            secret, round, weights, [len(one) for one in parts], training.lr, name_and_parameters(self.shield)
+            secret, round, weights, [len(one) for one in batches], training.lr, name_and_parameters(self.shield)
         )
         total: dict[str, torch.Tensor] = {}
-        for number, part in enumerate(parts):
+        for number, batch_rows in enumerate(batches):
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-            gradient = share(step, *_batch(rows, part), self.shield, round, stream)
+            gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
             tensors = _whole({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
-        return LocalResult(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
+        return LocalResult(Update(self.name, total, len(order), len(batches)), rows.digest(), loss)
 
 
 def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

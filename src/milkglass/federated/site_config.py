@@ -52,13 +52,13 @@ class Node:
         Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """
         demands = asdict(Search()) | {"selection": Selection().way}
-        known = {"rows", "model", "shield", *demands}
+        known_names = {"rows", "model", "shield", *demands}
         for name in ("rows", "model"):
             if name not in config:
                 hint = 'flower-supernode --node-config \'rows="FOLDER" model="FOLDER"\''
                 raise UsageError(f"the node's configuration names no {name}", hint)
-        if odd := sorted({*config} - known):
-            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
+        if odd := sorted({*config} - known_names):
+            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
         values = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
         way = values.pop("selection", Selection().way)
         if way not in get_args(SelectionMethod):
@@ -86,10 +86,10 @@ class Task:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
         """Returns the task of a message. Raises RefusedTask, which names what is wrong and no value."""
-        for name, most in _WHOLE.items():
+        for name, limit in _WHOLE.items():
             value = config.get(name)
-            if type(value) is not int or not 0 <= value < most:
-                fault = f"the server's {name} is not a whole number from 0 to {most - 1:,}"
+            if type(value) is not int or not 0 <= value < limit:
+                fault = f"the server's {name} is not a whole number from 0 to {limit - 1:,}"
                 raise RefusedTask(fault, "see docs/flower.md")
         if config["classes"] < 2:
             raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")

@@ -89,19 +89,19 @@ class DPSGD(GradientDefence):
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
         """Returns the sum of the gradients in fp64 on the grid, each clipped separately to count at most C."""
-        whole: Tensors = {}
+        sums: Tensors = {}
         for i in range(len(ids)):
             length = int(mask[i].sum())
-            own = None if targets is None else targets[i : i + 1]
-            if own is not None and step.task == "next-token":
-                own = own[:, :length]
-            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], own)
+            target = None if targets is None else targets[i : i + 1]
+            if target is not None and step.task == "next-token":
+                target = target[:, :length]
+            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], target)
             factor = clipping.l2_factor(alone.values(), self.clip)
             for name, one in alone.items():
                 steps = grid.cut(one, self.deviation, self.clip, factor)
-                whole[name] = whole[name].add_(steps) if name in whole else steps
+                sums[name] = sums[name].add_(steps) if name in sums else steps
         step_size = grid.step_of(self.deviation, self.clip)
-        return {name: one.mul_(step_size) for name, one in whole.items()}
+        return {name: one.mul_(step_size) for name, one in sums.items()}
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         return {

@@ -71,7 +71,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
         return torch.ones_like(values)
     sizes = values.abs()
     limit = sizes.kthvalue(len(sizes) - count + 1).values
-    kept = sizes > limit
+    is_kept = sizes > limit
     equal = (sizes == limit).nonzero().flatten()
-    kept[equal[: count - int(kept.sum())]] = True
-    return kept.to(values.dtype)
+    is_kept[equal[: count - int(is_kept.sum())]] = True
+    return is_kept.to(values.dtype)

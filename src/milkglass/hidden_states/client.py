@@ -79,14 +79,14 @@ class EncoderClient(Client):
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        parts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
+        states_of_texts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
         for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
             draws = (
                 None if self.defence.disturbs_only_in_training else root.of_text(texts[number], "send", first + number)
             )
-            parts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
-        lengths = np.array([len(part) for part in parts], np.int64)
-        return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)
+            states_of_texts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
+        lengths = np.array([len(part) for part in states_of_texts], np.int64)
+        return Activations(self._joined(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
@@ -101,7 +101,7 @@ class EncoderClient(Client):
     def save(self, folder: Path) -> None:
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
-        about = {
+        description = {
             "defence": self.defence.name,
             "salt": self.defence.salt,
             "model": self.base.digest(),
@@ -112,4 +112,4 @@ class EncoderClient(Client):
             tensors = {f"{KEPT}{name}": one for name, one in self.kept.items()}
             if self.defence.trains_lower:
                 tensors |= {f"{LOWER}{name}": one for name, one in self.lower.state_dict().items()}
-            halves.write(partial, tensors, about)
+            halves.write(partial, tensors, description)

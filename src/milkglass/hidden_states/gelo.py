@@ -109,18 +109,18 @@ class OffloadingClient(EncoderClient):
         self._require_answers(answer, sum(sizes), "rows")
         upper, received = self._whole()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
-        out = torch.empty(len(lengths), int(self.kept["classes"]))
-        parts = torch.from_numpy(answer).split(sizes)
+        logits = torch.empty(len(lengths), int(self.kept["classes"]))
+        products_sent = torch.from_numpy(answer).split(sizes)
         for numbers in grouped(lengths):
             chosen = [self._pending[i] for i in numbers.tolist()]
-            products = [chosen[at][1].unmixed(parts[i]) for at, i in enumerate(numbers.tolist())]
+            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(numbers.tolist())]
             hidden, mask = padded([states for states, _ in chosen])
             whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(one.matrix.get_parameter("weight")) for one in received]
             for one, product in zip(received, whole.split(widths, dim=2), strict=True):
                 one.product = device.moved(product)
-            out[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
-        return out.numpy()
+            logits[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
+        return logits.numpy()
 
     def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""

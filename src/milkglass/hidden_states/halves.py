@@ -143,10 +143,10 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
         return AutoModelForSequenceClassification.from_config(shell_config, dtype=torch.float32)
 
 
-def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+def write(folder: Path, tensors: Mapping[str, torch.Tensor], description: Mapping[str, Any]) -> None:
     """Writes a half's tensors and its description into an existing folder."""
     save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
-    write_json(folder / CONFIG, about)
+    write_json(folder / CONFIG, description)
 
 
 def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:

@@ -35,10 +35,10 @@ class EncoderServer(Server):
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
-        parts = [self._answered(self._required(one)) for one in sent]
-        if not parts:
+        logits = [self._answered(self._required(one)) for one in sent]
+        if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
-        return np.concatenate(parts)
+        return np.concatenate(logits)
 
     def _required(self, observation: Observation) -> Activations:
         if not isinstance(observation, Activations):
@@ -47,12 +47,14 @@ class EncoderServer(Server):
         expected = (int(self._split["layer"]), bool(self._split["pooled"]))
         if (observation.layer, observation.pooled) != expected:
             raise UsageError(
-                f"states after layer {observation.layer}, pooled {observation.pooled}; {expected[0]}, {expected[1]} needed",
+                f"states after layer {observation.layer}, pooled {observation.pooled}; "
+                f"{expected[0]}, {expected[1]} needed",
                 "use two halves of one split",
             )
         if (observation.mixed is not None) != self.mixed:
             raise UsageError(
-                f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes the other kind",
+                f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes "
+                "the other kind",
                 "use two halves of one split",
             )
         return observation

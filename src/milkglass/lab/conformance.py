@@ -195,14 +195,16 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
     for who in scene.players(attack):
         if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
             continue
-        asked, clock = list[float](), WorkClock()
+        clock_readings, clock = list[float](), WorkClock()
 
-        def noted(clock: WorkClock = clock, asked: list[float] = asked) -> bool:
-            asked.append(clock.spent)
+        def noted(clock: WorkClock = clock, clock_readings: list[float] = clock_readings) -> bool:
+            clock_readings.append(clock.spent)
             return False
 
         attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))
-        assert len(asked) < SEVERAL or len(set(asked)) > 1, f"it asked {len(asked)} times and spent nothing"
+        assert len(clock_readings) < SEVERAL or len(set(clock_readings)) > 1, (
+            f"it asked {len(clock_readings)} times and spent nothing"
+        )
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -305,13 +307,13 @@ def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
     ids, mask = batch([[5, 9, 7, 6], [8, 11, 4]], pad=1)
-    before = {name: one.clone() for name, one in step.module.state_dict().items()}
+    state_before = {name: one.clone() for name, one in step.module.state_dict().items()}
     shared = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
     sizes = {name: one.shape for name, one in step.module.named_parameters()}
     for name, one in shared[0].items():
         assert one.shape == sizes[name] and one.isfinite().all(), f"{name} is not a finite tensor of its shape"
         assert torch.equal(one, shared[1][name]), f"{name} differs between two runs with one seed"
-    assert all(torch.equal(one, before[name]) for name, one in step.module.state_dict().items()), (
+    assert all(torch.equal(one, state_before[name]) for name, one in step.module.state_dict().items()), (
         "the model was changed"
     )
 
@@ -397,10 +399,10 @@ def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
 
 
 def _crossed(seen: tuple[Observation, ...]) -> list[bytes]:
-    parts = []
+    crossed = []
     for one in seen:
         if isinstance(one, Tokens):
-            parts += [one.ids.ids.tobytes(), one.ids.lengths.tobytes()]
+            crossed += [one.ids.ids.tobytes(), one.ids.lengths.tobytes()]
         elif isinstance(one, Activations):
-            parts += [one.hidden.numpy().tobytes(), one.lengths.tobytes()]
-    return parts
+            crossed += [one.hidden.numpy().tobytes(), one.lengths.tobytes()]
+    return crossed

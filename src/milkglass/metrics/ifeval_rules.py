@@ -55,23 +55,23 @@ def sentences(text: str) -> int:
     return count + any(map(str.isalnum, text[start:]))
 
 
-def _ends(text: str, start: int, found: re.Match[str]) -> bool:
+def _ends(text: str, start: int, punctuation: re.Match[str]) -> bool:
     """Returns whether a mark that is only full stops ends a sentence."""
-    after = text[found.end() :].lstrip()
-    if not after:
+    rest = text[punctuation.end() :].lstrip()
+    if not rest:
         return True
-    before = text[start : found.start()].split()
-    last = before[-1].lstrip("\"'(*[\u201c\u2018") if before else ""
+    words_before = text[start : punctuation.start()].split()
+    last = words_before[-1].lstrip("\"'(*[\u201c\u2018") if words_before else ""
     initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
-    numbered = last.isdigit() and before[-1:] == before  # "1." before an entry of a list
-    return not (after[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
+    numbered = last.isdigit() and words_before[-1:] == words_before  # "1." before an entry of a list
+    return not (rest[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
 
 
-def _pieces(parts: list[str]) -> list[str] | None:
+def _pieces(pieces: list[str]) -> list[str] | None:
     """Returns the parts without a blank one at either end; None if one in between is blank."""
-    parts = parts[1:] if parts and not parts[0].strip() else parts
-    parts = parts[:-1] if parts and not parts[-1].strip() else parts
-    return parts if all(part.strip() for part in parts) else None
+    pieces = pieces[1:] if pieces and not pieces[0].strip() else pieces
+    pieces = pieces[:-1] if pieces and not pieces[-1].strip() else pieces
+    return pieces if all(part.strip() for part in pieces) else None
 
 
 def _found(pattern: str, text: str, flags: int = 0) -> list[str]:

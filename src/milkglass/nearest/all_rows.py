@@ -62,15 +62,15 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     with threads_each(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
         bounds = _guesses(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
-        done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
+        done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for number, strip in enumerate(strips):
             tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
-            for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):
+            for other_strip, (mine, theirs) in zip(strips[number:], tiles, strict=True):
                 strip.add(mine)
-                if other is not strip:
-                    other.add(theirs)
+                if other_strip is not strip:
+                    other_strip.add(theirs)
             short.append(pool.submit(strip.finish, *lists))
-            progress(int(done[number]))
+            progress(int(done_by_strip[number]))
     _again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
 
@@ -91,10 +91,10 @@ def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
     """Yields the results in order, whichever is done first. Only a few wait to be taken."""
-    most, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
+    max_waiting, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
     for left in lefts:
         waiting.append(pool.submit(work, left))
-        if len(waiting) > most:
+        if len(waiting) > max_waiting:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
@@ -121,20 +121,22 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     return np.concatenate([*pool.map(guessed, range(0, n, TILE))])
 
 
-def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
+def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
     """Returns a tile's pairs that reach their row's bound, and, transposed, those that reach their column's."""
     import torch
 
     from milkglass.nearest.products import product
 
-    block = product(torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[left : left + TILE])).numpy()
-    if top == left:
+    block = product(
+        torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[first_column : first_column + TILE])
+    ).numpy()
+    if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
     row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
-    mine = (row.astype(np.int16), column + np.int32(left), value)
-    if top == left:
+    mine = (row.astype(np.int16), column + np.int32(first_column), value)
+    if top == first_column:
         return mine, mine
-    row, column, value = _reached(block, block >= bounds[left : left + TILE])
+    row, column, value = _reached(block, block >= bounds[first_column : first_column + TILE])
     return mine, (column.astype(np.int16), row + np.int32(top), value)
 
 
@@ -212,10 +214,10 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
-        part = rows[start : start + ROWS_COMPARED_AGAIN]
-        block = unit[part] @ unit.T
-        block[np.arange(len(part)), part] = -np.inf
-        ids[part], cosines[part] = best(block, ids.shape[1])
+        numbers = rows[start : start + ROWS_COMPARED_AGAIN]
+        block = unit[numbers] @ unit.T
+        block[np.arange(len(numbers)), numbers] = -np.inf
+        ids[numbers], cosines[numbers] = best(block, ids.shape[1])
 
 
 def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
@@ -230,23 +232,23 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
     require_k(k, n)
     rows = directions(vectors) if metric == "cosine" else vectors
     pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
-    free, left, result = np.ones(n, np.bool_), n, list[Ids]()
-    while left >= k:
-        waiting = waiting[free[waiting]]
-        if left < PACKED * len(pool):
-            pool = np.flatnonzero(free)
+    is_free, free_count, result = np.ones(n, np.bool_), n, list[Ids]()
+    while free_count >= k:
+        waiting = waiting[is_free[waiting]]
+        if free_count < PACKED * len(pool):
+            pool = np.flatnonzero(is_free)
             pooled = rows[pool]
-        taken = ~free[pool]
+        is_taken = ~is_free[pool]
         seeds = waiting[:SEEDS]
-        for seed, near in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
-            if not free[seed] or left < k:
+        for seed, similarity in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
+            if not is_free[seed] or free_count < k:
                 continue
-            near[taken] = -np.inf
-            near[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
-            group = best(near[None], k)[0][0]
-            taken[group], free[pool[group]] = True, False
-            left -= k
+            similarity[is_taken] = -np.inf
+            similarity[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
+            group = best(similarity[None], k)[0][0]
+            is_taken[group], is_free[pool[group]] = True, False
+            free_count -= k
             result.append(pool[group])
             progress(k)
-    result[-1] = np.concatenate([result[-1], np.flatnonzero(free)])
+    result[-1] = np.concatenate([result[-1], np.flatnonzero(is_free)])
     return result

@@ -113,10 +113,10 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
             one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
 
 
-def _linear(linear: Linear, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+def _linear(linear: Linear, exact: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
     if rough is not None and torch.is_autocast_enabled("cpu"):
         return linear(x.bfloat16(), *rough)
-    return linear(x.float(), *whole)
+    return linear(x.float(), *exact)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -253,18 +253,18 @@ class Cosines:
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in factors of the rows' dtype."""
-        parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
-        if direct and len(parts) == 1:
+        all_blocks, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
+        if direct and len(all_blocks) == 1:
             return product(rows, self.table).float()
         n, d = self.table.shape
         result = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
         # Memory that is taken anew for each part would cost more than the conversion
-        held = torch.empty(0 if direct else parts[0].stop, d, dtype=rows.dtype, device=self.table.device)
-        for part in parts:
-            some = self.table[part]
+        buffer = torch.empty(0 if direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
+        for block in all_blocks:
+            some = self.table[block]
             if not direct:
-                some = held[: len(some)].copy_(some)
-            result[:, part] = product(rows, some if self.shift is None else some.sub_(self.shift))
+                some = buffer[: len(some)].copy_(some)
+            result[:, block] = product(rows, some if self.shift is None else some.sub_(self.shift))
         return result
 
     @property

@@ -37,12 +37,12 @@ class SeedRow:
     place: Ids = field(repr=False)
     likely: LikelyRow = field(repr=False)
 
-    def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
+    def nearest(self, is_free: NDArray[np.bool_], count: int, at: float) -> Ids:
         """Returns the `count` nearest of the free rows (n,) that reach a quantile, nearest first.
 
         `at` is the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
         """
-        rows, values = self._candidates(free, count, at)
+        rows, values = self._candidates(is_free, count, at)
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
         # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
@@ -101,15 +101,15 @@ class SeedRow:
         least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
-    def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
+    def _candidates(self, is_free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
         """Returns all free rows that may be among the `count` nearest and reach the quantile, with fp32 values."""
         (high, _), rows, values, _ = self.likely
-        rows, values = rows[free[rows]], values[free[rows]]
+        rows, values = rows[is_free[rows]], values[is_free[rows]]
         enough = len(rows) >= count
         least = _twice_below(_kth(values, count) if enough else self._rough_pair(int(at))[1], self.slack)
         if not enough or least < high:
             rows = np.flatnonzero(self.rough >= least)
-            rows = rows[free[rows]]
+            rows = rows[is_free[rows]]
             values = self.rough[rows]
         rows, values = _best(rows, values, count, self.slack)
         if not self._coarse:

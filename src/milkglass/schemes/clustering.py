@@ -62,14 +62,14 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     """
     place = np.full(len(table), -1, np.int64)
     place[order] = np.arange(len(order))
-    free = place >= 0  # by row of the table
+    is_free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
     cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), held=table)
-    for row in _rows(cosines, order, free, place, (6 * k, int(at) + 2), 5 * k):
-        free[row.row] = False
-        members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
-        free[members] = False
+    for row in _rows(cosines, order, is_free, place, (6 * k, int(at) + 2), 5 * k):
+        is_free[row.row] = False
+        members = row.nearest(is_free, k - 1, at) if k > 1 else order[:0]
+        is_free[members] = False
         clusters.append(np.concatenate([[row.row], members]))
         if progress:
             progress(1 + len(members))
@@ -77,21 +77,26 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
 
 
 def _rows(
-    cosines: Cosines, order: Ids, free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
+    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
-    most = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
+    max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     at = 0
 
     def following() -> Ids:
         nonlocal at
-        left = order[at:]
-        left = left[free[left]]
+        remaining = order[at:]
+        remaining = remaining[is_free[remaining]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        seeds = left[: max(min(most, MIN_WAVE_SEEDS), min(most, len(left) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS)]
+        seeds = remaining[
+            : max(
+                min(max_seeds, MIN_WAVE_SEEDS),
+                min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS,
+            )
+        ]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
@@ -101,15 +106,15 @@ def _rows(
     with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def begun() -> list[Future[_Wave]]:
-            parts = [part for part in np.array_split(following(), workers) if len(part)]
-            return [pool.submit(_Wave.of, cosines, part, place, counts) for part in parts]
+            parts = [future for future in np.array_split(following(), workers) if len(future)]
+            return [pool.submit(_Wave.of, cosines, future, place, counts) for future in parts]
 
         wave = begun()
         while wave:
-            after = begun()
-            for part in wave:
-                yield from part.result().free_ones(free)
-            wave = after  # rows of a wave that was read take memory no longer
+            next_wave = begun()
+            for future in wave:
+                yield from future.result().free_ones(is_free)
+            wave = next_wave  # rows of a wave that was read take memory no longer
 
 
 @dataclass(frozen=True)
@@ -136,10 +141,10 @@ class _Wave:
         values = device.array(rough)
         return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
-    def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:
+    def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
         for at, seed in enumerate(self.seeds.tolist()):
-            if free[seed]:
+            if is_free[seed]:
                 yield SeedRow(self.cosines, seed, self.rough[at], self.slack, self.place, self.likely[at])
 
 

@@ -117,11 +117,11 @@ def ended_with(deadline: Budget | None) -> Iterator[None]:
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, end)
-    other, every = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), AGAIN)
+    other_delay, other_interval = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), AGAIN)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
-        if other:
-            signal.setitimer(signal.ITIMER_REAL, max(0.01, other - (time.monotonic() - started)), every)
+        if other_delay:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, other_delay - (time.monotonic() - started)), other_interval)

@@ -111,11 +111,11 @@ def load(folder: Path) -> Transcript:
 
 def digest(folder: Path) -> str:
     """Returns a digest of all files of a transcript that an attack reads."""
-    whole = hashlib.sha256((folder / INDEX).read_bytes())
+    sha256 = hashlib.sha256((folder / INDEX).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
-            whole.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            sha256.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return sha256.hexdigest()
 
 
 def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:

@@ -83,20 +83,20 @@ def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
     for original, name, value in _tables(public, seen):
         ways = [way for one in result for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
         rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE_ROWS, len(value))).long()]
-        near = [closeness(undo(rows, way), original) for way in ways]
-        if max(near) <= closeness(rows, original):
+        closeness_of_ways = [closeness(undo(rows, way), original) for way in ways]
+        if max(closeness_of_ways) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
-        changed[name] = undo(value, ways[int(np.argmax(near))])
+        changed[name] = undo(value, ways[int(np.argmax(closeness_of_ways))])
     return Model(overlaid(public.tensors, changed), seen.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
     """Returns the mean cosine between each row and the public row nearest to it."""
     unit = torch.nn.functional.normalize(rows, dim=1)
-    most = torch.full((len(rows),), -1.0)
+    highest_cosines = torch.full((len(rows),), -1.0)
     for block in original.split(8192):
-        most = torch.maximum(most, (unit @ torch.nn.functional.normalize(block, dim=1).T).amax(1))
-    return float(most.mean())
+        highest_cosines = torch.maximum(highest_cosines, (unit @ torch.nn.functional.normalize(block, dim=1).T).amax(1))
+    return float(highest_cosines.mean())
 
 
 def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:

@@ -163,14 +163,14 @@ def gains_beside(public: Model, name: str) -> list[str]:
     return [one for one in here if public.tensors[one].shape == (public.width,)]
 
 
-def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
+def _best(stem: str, normals: Mapping[str, Normal], public: Model) -> Kind:
     """Returns the kind with the gain that fits best, of the gains that every part's layer has."""
-    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in parts}
+    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
     everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
     result: list[Kind] = []
     for gain in (None, *everywhere):
         scaled = [
-            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in parts.items()
+            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in normals.items()
         ]
         total = scaled[0]
         for one in scaled[1:]:

@@ -128,12 +128,12 @@ def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor,
     for rows, size in np.unique(sizes, axis=0).tolist():
         alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
         step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
-        for part in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
-            members = np.stack([groups[number].members for number in part])
+        for group_numbers in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
+            members = np.stack([groups[number].members for number in group_numbers])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
-            weights = np.stack([np.asarray(groups[number].weights) for number in part])
+            weights = np.stack([np.asarray(groups[number].weights) for number in group_numbers])
             batches.append(
-                ClusterBatch(part, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
+                ClusterBatch(group_numbers, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
             )
     return batches
 
@@ -153,10 +153,10 @@ def _integral(a: Floats, b: Floats) -> Floats:
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
-    before = np.cumsum(a, axis=-1)
+    sums_before = np.cumsum(a, axis=-1)
     count = np.arange(1, size + 1)
     # at the breakpoint a_q: minus the sum of |a_q - a_j|
-    height = -((2 * count - size) * a + total - 2 * before)
+    height = -((2 * count - size) * a + total - 2 * sums_before)
     ends = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
     width = np.diff(a, axis=-1)
     slope = np.abs(size - 2 * count[:-1])

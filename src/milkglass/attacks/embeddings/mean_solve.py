@@ -71,46 +71,46 @@ class MeanSolve(Solver):
         """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
         seen, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit(public)
-        free = np.ones(len(public), np.bool_)
+        is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
-        known = sparse.equal_rows(public)
+        tokens_of_rows = sparse.equal_rows(public)
         open_: list[Ids] = []
         for content, same in sparse.equal_rows(seen).items():
-            if verbatim := known.get(content):
-                free[verbatim] = False
+            if verbatim := tokens_of_rows.get(content):
+                is_unused[verbatim] = False
                 groups.append(Group(np.array(same, np.int64), np.array(verbatim, np.int64)))
             else:
                 open_.append(np.array(same, np.int64))
         noise = _noise(seen)
         for reach in REACH:
-            left: list[Ids] = []
+            unsolved: list[Ids] = []
             for number, rows in enumerate(open_):
                 result = None
                 if budget.left() > 0:
-                    result = self._members(sparse.unit(seen[rows[0]]), tokens, free, len(rows), noise, reach)
+                    result = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
                     budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
                     budget.progress(number / len(open_))
                 if result is None:
-                    left.append(rows)
+                    unsolved.append(rows)
                     continue
-                free[result] = False
+                is_unused[result] = False
                 groups.append(Group(rows, result, np.full((len(rows), len(result)), 1 / len(result))))
-            open_ = left
+            open_ = unsolved
         flat = [np.zeros((len(one.rows), len(one.members))) for one in groups]
         for rows in open_:
-            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, free)
+            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
             flat.append(values)
         return Candidates(tuple(groups), tuple(flat))
 
     def _members(
-        self, mean: Tensor, tokens: Tensor, free: np.ndarray, size: int, noise: float, reach: int | None
+        self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, reach: int | None
     ) -> Ids | None:
         """Returns the `size` tokens that make up the mean, (d,) of length 1. None: there is no such solution."""
-        d, count = len(mean), int(free.sum())
+        d, count = len(mean), int(is_unused.sum())
         if count < size:
             return None
-        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~free), -2)
+        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
         among = likeness.topk(min(count, reach or count)).indices
         rows = tokens[among]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices

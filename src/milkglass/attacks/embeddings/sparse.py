@@ -37,15 +37,15 @@ def bases(near: Tensor) -> Tensor:
     return (rows.transpose(1, 2) @ (vectors / values.clamp_min(TINY).sqrt()[:, None, :])).float()
 
 
-def explained(tokens: Tensor, near: Tensor) -> Tensor:
-    """Returns (b, n) the share of each token's (n, d) squared length that lies in the span of `near` (b, m, d)."""
-    b, m, d = near.shape
-    stacked = bases(near).permute(1, 0, 2).reshape(d, b * m)
-    parts = []
+def explained(tokens: Tensor, row_groups: Tensor) -> Tensor:
+    """Returns (b, n) the share of each token's (n, d) squared length in the span of each group of rows (b, m, d)."""
+    b, m, d = row_groups.shape
+    stacked = bases(row_groups).permute(1, 0, 2).reshape(d, b * m)
+    shares = []
     for block in tokens.split(TOKENS_AT_ONCE):
         image = (block @ stacked).view(-1, b, m)
-        parts.append(torch.einsum("nbm,nbm->bn", image, image))
-    return torch.cat(parts, dim=1)
+        shares.append(torch.einsum("nbm,nbm->bn", image, image))
+    return torch.cat(shares, dim=1)
 
 
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:

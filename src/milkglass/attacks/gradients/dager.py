@@ -238,10 +238,10 @@ class DAGER(Inversion):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
-            both = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
+            first_layers = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
-        reasons = [_reason(batch, both) for batch in batches(transcript, knowledge)]
+        reasons = [_reason(batch, first_layers) for batch in batches(transcript, knowledge)]
         return reasons[0] if reasons and all(reasons) else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
@@ -273,10 +273,10 @@ class DAGER(Inversion):
         return combiner.texts(options, expected, lengths is not None, budget, rng, batch.size)
 
 
-def _reason(batch: SharedBatch, both: list[AttentionInput]) -> str | None:
+def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
     """Returns why nothing can be found of one batch whatever its values, or None."""
     lengths = _lengths(batch)
-    for number, one in enumerate(both):
+    for number, one in enumerate(first_layers):
         names = [name for m in one.matrices for name in (m.name, m.second_half) if name is not None]
         shared = [grad for name in names if (grad := batch.tensor(name)) is not None]
         if not any(bool(grad.any()) for grad in shared):

@@ -203,11 +203,11 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     """
     t = positions if depends_on_position(attention_input) else 1
     size, width = attention_input.step.table.shape
-    parts = []
+    distances = []
     for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
         embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
-        parts.append(farthest(spans, attention_input.read(embeds)))
-    return torch.cat(parts)
+        distances.append(farthest(spans, attention_input.read(embeds)))
+    return torch.cat(distances)
 
 
 def depends_on_position(attention_input: AttentionInput) -> bool:

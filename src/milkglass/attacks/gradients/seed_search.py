@@ -164,7 +164,7 @@ def _near(bits: int, middle: float, half: float) -> Test:
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
     """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
     state, high = seeds.copy(), np.empty_like(seeds)
-    near: dict[int, Words] = {0: seeds}
+    kept_states: dict[int, Words] = {0: seeds}
     expected = {at + step for at in places for step in (0, 1)}
     ends = {at + FAR: at for at in places}
     for i in range(1, max(ends) + 1):
@@ -173,10 +173,10 @@ def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
         if i in expected:
-            near[i] = state.copy()
+            kept_states[i] = state.copy()
         if i in ends:
             at = ends[i]
-            yield _tempered(_twisted(near[at], near[at + 1], state))
+            yield _tempered(_twisted(kept_states[at], kept_states[at + 1], state))
 
 
 def search(
@@ -199,14 +199,14 @@ def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[
     seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
     place, test = tests[0]
     (outputs_there,) = outputs(seeds, [place])
-    left = seeds[test(outputs_there)]
-    if not len(left):
+    sieved = seeds[test(outputs_there)]
+    if not len(sieved):
         return []
-    passed = np.ones(len(left), np.bool_)
+    passed = np.ones(len(sieved), np.bool_)
     rest = dict(tests)
-    for at, outputs_there in zip(sorted(rest), outputs(left, sorted(rest)), strict=True):
+    for at, outputs_there in zip(sorted(rest), outputs(sieved, sorted(rest)), strict=True):
         passed &= rest[at](outputs_there)
-    return [int(one) for one in left[passed]]
+    return [int(one) for one in sieved[passed]]
 
 
 def _twisted(one: Words, two: Words, far: Words) -> Words:

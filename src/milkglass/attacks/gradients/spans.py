@@ -57,10 +57,12 @@ class Span:
         inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By what lies in the span: wrong by 1e-3 where little lies outside.
         result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
-        near = (result < SCREEN).nonzero()[:, 0]
-        close = flat[near].double() if self.through is None else flat[near].double() @ self.through.double().T
+        close_ones = (result < SCREEN).nonzero()[:, 0]
+        close = (
+            flat[close_ones].double() if self.through is None else flat[close_ones].double() @ self.through.double().T
+        )
         rest = close - (close @ self.basis) @ self.basis.T  # by what lies outside
-        result[near] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
+        result[close_ones] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
         if self.values is not None:
             result = result / self._explained(inside, sizes, self.values)
         return result.reshape(vectors.shape[:-1])
@@ -76,12 +78,12 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
     Each matrix is first scaled to the same size, so that small gradients count as much as large ones.
     """
-    kept = [one for one in rows if one.abs().sum() > 0]
-    eps = max((torch.finfo(one.dtype).eps for one in kept), default=torch.finfo(torch.float32).eps)
+    nonzero = [one for one in rows if one.abs().sum() > 0]
+    eps = max((torch.finfo(one.dtype).eps for one in nonzero), default=torch.finfo(torch.float32).eps)
     width = rows[0].shape[1]
-    if not kept:
+    if not nonzero:
         return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
-    stacked = torch.cat([one.double() / one.double().norm() for one in kept])
+    stacked = torch.cat([one.double() / one.double().norm() for one in nonzero])
     _, values, right = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(values, eps)
     return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))

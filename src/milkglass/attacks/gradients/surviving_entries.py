@@ -150,10 +150,10 @@ class _OrderSearch:
         step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
         own = step.gradient(ids, torch.ones_like(ids), targets)
         cosines = [_cosine(own[n][self.kept[n]], g[self.kept[n]]) for n, g in self.seen.items() if n in own]
-        away = 1 - float(np.mean(cosines))
-        if away < self.away:
-            self.best, self.away = text, away
-        return away
+        distance = 1 - float(np.mean(cosines))
+        if distance < self.away:
+            self.best, self.away = text, distance
+        return distance
 
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
@@ -165,14 +165,14 @@ class _OrderSearch:
             self._descend(shaken, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
-        away, better = self.distance(text), True
+        best_distance, better = self.distance(text), True
         while better and not self.over:
             better = False
-            for other in _changed(text, self.tokens, rng):
+            for changed in _changed(text, self.tokens, rng):
                 if self.over:
                     return
-                if (near := self.distance(other)) < away - 1e-9:
-                    text, away, better = other, near, True
+                if (distance := self.distance(changed)) < best_distance - 1e-9:
+                    text, best_distance, better = changed, distance, True
                     break
 
 
@@ -187,15 +187,15 @@ def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     for part in (swaps, moves):
         for at in rng.permutation(len(part)).tolist():
             kind, i, j = part[at]
-            other = text.copy()
+            changed = text.copy()
             if kind == "swap":
-                other[i], other[j] = text[j], text[i]
+                changed[i], changed[j] = text[j], text[i]
             elif kind == "put":
-                other[i] = j
+                changed[i] = j
             else:
-                other = np.insert(np.delete(text, i), j, text[i])
-            if not np.array_equal(other, text):
-                yield other
+                changed = np.insert(np.delete(text, i), j, text[i])
+            if not np.array_equal(changed, text):
+                yield changed
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

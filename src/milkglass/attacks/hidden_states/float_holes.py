@@ -143,11 +143,11 @@ class _Reader:
 
     def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
         """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
-        part = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
-        if len(part) == 1:
-            return np.float32(part[0])
-        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in part]
-        return np.float32(part[int(np.argmin(ruled))])
+        tried = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
+        if len(tried) == 1:
+            return np.float32(tried[0])
+        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
+        return np.float32(tried[int(np.argmin(ruled))])
 
     def _fitting(self, numbers: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
         """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""

@@ -71,7 +71,7 @@ def train(
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
-    steps, done = settings.epochs * len(groups), 0
+    steps, steps_done = settings.epochs * len(groups), 0
     inverter.train()
     for _ in range(settings.epochs):
         for number in rng.permutation(len(groups)).tolist():
@@ -85,9 +85,9 @@ def train(
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
             optimiser.step()
-            done += 1
+            steps_done += 1
             budget.spend(work.trained(inverter, expected.numel()))
-            budget.progress(done / steps)
+            budget.progress(steps_done / steps)
 
 
 @torch.inference_mode()
@@ -168,12 +168,12 @@ class InvBert(Attack):
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
         states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds), budget)
-        known = torch.from_numpy(read[corpus.owner])
+        is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
         some = batches_within(transcript.tokens, budget, second, SENT * seconds)
         seen, reached = self.observed(transcript, some, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
-        train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
+        train(inverter, states[is_read], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (
             part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)

@@ -41,13 +41,13 @@ def embeddings(
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
-    out = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
+    means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     read = np.zeros(len(texts), np.bool_)
     for numbers in groups:
-        out[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
+        means[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
         read[numbers] = True
         budget.spend(work.run(runner, int(texts.lengths[numbers].sum())))
-    return out, read
+    return means, read
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ class MLC(LinearWords):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        seconds, (order, other) = budget.left(), rng.spawn(2)
+        seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, batches_within(public, budget, order, PUBLIC * seconds), budget)
+        means, read = embeddings(own, public, batches_within(public, budget, public_rng, PUBLIC * seconds), budget)
         public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        some = batches_within(sent, budget, other, SENT * seconds)
+        some = batches_within(sent, budget, sent_rng, SENT * seconds)
         seen, reached = embeddings(transcript.model, sent, some, budget)
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)

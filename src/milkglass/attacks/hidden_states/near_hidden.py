@@ -111,10 +111,10 @@ class NearHidden(Attack):
 @torch.inference_mode()
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
-    parts = []
+    embeddings = []
     for part in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
-        parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
-    return torch.cat(parts)
+        embeddings.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
+    return torch.cat(embeddings)
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
@@ -132,10 +132,10 @@ def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
 
 def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
     """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
-    runner, (before, after) = body(public, layer), around
-    parts = []
+    runner, (prefix, suffix) = body(public, layer), around
+    states = []
     for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):
-        texts = [np.tile(before, (len(part), 1)), part[:, None], np.tile(after, (len(part), 1))]
+        texts = [np.tile(prefix, (len(part), 1)), part[:, None], np.tile(suffix, (len(part), 1))]
         ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
-        parts.append(state(runner, ids, layer)[:, len(before)])
-    return torch.cat(parts)
+        states.append(state(runner, ids, layer)[:, len(prefix)])
+    return torch.cat(states)

@@ -138,7 +138,7 @@ class ShadowGeneration(Attack):
 
 
 def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count: int) -> Tensor:
-    """Returns (b, count, v) the logits of the last of the w + 1 originals after `written` (b, w), for shadows (b, t)."""
+    """Returns (b, count, v) the logits of the last `count` originals after `written` (b, w), for shadows (b, t)."""
     b, t = shadows.shape
     ids = torch.cat([shadows, shadows.new_full((b, 1), separator), written], 1)
     # the separator and the originals: each asks for the original of the shadow at its own position

@@ -72,11 +72,11 @@ class Symbols:
         self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
     ) -> None:
         """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
-        rest = len(candidates.groups)
-        self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
+        unlisted = len(candidates.groups)
+        self.of_id, self.of_token = np.full(ids, unlisted, np.int64), np.full(tokens, unlisted, np.int64)
         for number, group in enumerate(candidates.groups):
             self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == rest))
+        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
         others = np.setdiff1d(np.arange(len(self.own)), self.exchanged)
@@ -110,10 +110,10 @@ class Symbols:
     def chain(self, corpus: Sequences) -> Chain:
         """Returns a hidden Markov chain over symbols in place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
-        alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
-            alike = alike.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
-        return Chain(alike, corpus, len(self.own), len(self.of_token), self.responses is not None)
+            uniform = uniform.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
+        return Chain(uniform, corpus, len(self.own), len(self.of_token), self.responses is not None)
 
 
 class SymbolReader(torch.nn.Module):
@@ -163,14 +163,14 @@ class SymbolReader(torch.nn.Module):
         present, counts = torch.unique_consecutive(flat[at], return_counts=True)
         states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[at])
         parts = zip(present.tolist(), at.split(counts.tolist()), states.split(counts.tolist()), strict=True)
-        for symbol, there, part in parts:
+        for symbol, at_symbol, states_there in parts:
             which = self.spans[symbol]
             bias = self.bias[which]
             if symbol in self.exchanged:
                 own = torch.zeros_like(self.bias)
                 own[self.own[symbol]] = self.advantage
                 bias = bias + own[which]
-            yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
+            yield at_symbol, torch.log_softmax(states_there @ self.table[which].T + bias, dim=1)
 
     def work(self, symbols: torch.Tensor, training: bool = False) -> float:
         """Returns the work of these symbols, or of a step of training on them."""
@@ -322,12 +322,12 @@ class SymbolDecoder(Attack):
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
         reader.train()
-        for done, number in enumerate(order):
-            spent = max(done / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
+        for step, number in enumerate(order):
+            spent = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
             if spent >= 1:
                 return
             for group in optimiser.param_groups:
-                group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
+                group["lr"] = self.learning_rate * min(1 - spent, (step + 1) / (0.06 * len(order) + 1))
             tokens = stacked(corpus, groups[number])
             symbols_sent = device.tensor(symbols.sent(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)

@@ -43,16 +43,16 @@ def verdict(
         crosses: what is attacked, if not ids under a key, see `crossing`.
     """
     bag, names = named_best(cells), unfinished(best, cells)
-    words = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
-    parts = [words or SAID["nothing"]]
+    bag_sentence = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
+    sentences = [bag_sentence or SAID["nothing"]]
     if best is not None:
-        parts = [
+        sentences = [
             _sentence(best, who, cells, crosses),
-            words if _alone(cells) else "",
+            bag_sentence if _alone(cells) else "",
             TEXTS["advice"][level(best, cells)],
         ]
-    parts.append(filled(SAID["unfinished"], names=names) if names else "")
-    return " ".join(filter(None, parts))
+    sentences.append(filled(SAID["unfinished"], names=names) if names else "")
+    return " ".join(filter(None, sentences))
 
 
 def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
@@ -87,10 +87,12 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
     """
     if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
         return []
-    left = [cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best]
-    if any(cell.joint and cell.state == "done" and not cell.cut for cell in left):
-        left = [cell for cell in left if cell.joint or cell.costly]
-    return sorted({cell.title for cell in left if cell.cut or cell.state in ("failed", "not run")})
+    relevant = [
+        cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
+    ]
+    if any(cell.joint and cell.state == "done" and not cell.cut for cell in relevant):
+        relevant = [cell for cell in relevant if cell.joint or cell.costly]
+    return sorted({cell.title for cell in relevant if cell.cut or cell.state in ("failed", "not run")})
 
 
 def crossing(scene: Scene) -> str:

@@ -83,7 +83,7 @@ def leakage(
         measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
-    few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
+    public_is_short = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
     result = UpdateAudit(
         site=site.recorded.site,
         ghost=ghost,
@@ -94,7 +94,7 @@ def leakage(
         results=tuple(results),
         floor=_floor(site),
         public=public,
-        advice="" if not few else MORE_TEXT if public["tokens"] else NO_TEXT,
+        advice="" if not public_is_short else MORE_TEXT if public["tokens"] else NO_TEXT,
         noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
     return result, [reading for pool in pools.values() for reading in pool.readings()]
@@ -122,11 +122,13 @@ class _Player:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
         rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
-        rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
-        rest = [one for one in rest if one.attack not in fit]
-        self._left -= len(rest)
-        self._progress(len(rest))
-        return [*played, *map(FinishedAttack, rest)]
+        not_applicable = [
+            AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()
+        ]
+        not_applicable = [one for one in not_applicable if one.attack not in fit]
+        self._left -= len(not_applicable)
+        self._progress(len(not_applicable))
+        return [*played, *map(FinishedAttack, not_applicable)]
 
     def _share(self) -> Budget:
         self._left -= 1
@@ -162,13 +164,13 @@ class _Pool:
             sum(one.seconds for one in results.values()),
             bool(late) or any(one.cut for one in results.values()),
         )
-        done = tuple(number for number in results if number not in left_out)
+        attacked_rounds = tuple(number for number in results if number not in left_out)
         measures = without_intervals(self._measure(trained=False), cut)
         trained = None  # of what read shadows and no gradients
         if all(one.texts is not None for one in self.guesses.values()):
             trained = without_intervals(self._measure(trained=True), cut) if self.site.texts.ghost else measures
         return replace(
-            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=done, left_out=left_out,
+            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
             trained=trained,
         )  # fmt: skip
 

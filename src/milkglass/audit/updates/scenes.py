@@ -102,12 +102,16 @@ class AuditedSite:
         attacked = {number for one in self.batches.values() for number in one.tolist()}
         read = read_texts(self.texts.originals, self.tokenizer)
         private = [one for number, one in enumerate(read) if number in attacked]
-        every = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
-        shown = [*as_read(self.public.texts, self.tokenizer), *every[len(self.public.texts) :]]
-        left = decontaminate(shown, private)
-        given_count = int((left < len(self.public.texts)).sum())
-        corpus = self._encoded([every[number] for number in left])
-        counts = {"given": given_count, "own": len(left) - given_count, "left_out": len(every) - len(left)}
+        all_texts = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
+        shown = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
+        kept_numbers = decontaminate(shown, private)
+        given_count = int((kept_numbers < len(self.public.texts)).sum())
+        corpus = self._encoded([all_texts[number] for number in kept_numbers])
+        counts = {
+            "given": given_count,
+            "own": len(kept_numbers) - given_count,
+            "left_out": len(all_texts) - len(kept_numbers),
+        }
         return corpus, {"name": self.public.name, **counts, "tokens": len(corpus.ids)}
 
     def _encoded(self, texts: list[str]) -> Sequences:

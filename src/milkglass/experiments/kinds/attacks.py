@@ -115,8 +115,8 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         results: list[ResultRecord] = []
         for name, parameters in self.variants.items():
-            part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            seen = private[: part.rows]
+            observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            seen = private[: observed.rows]
             run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
             each = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
@@ -124,10 +124,10 @@ class AttackRecipe(Recipe):
             for number in range(self.keys):
                 fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
-                words = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_of(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
-                work = ResumeStore.open(run.out / words, about)
-                each.append(part._under(key, base, seen, public, work, name, _once(words, run.progress)))
+                work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
+                about = _work_of(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                work = ResumeStore.open(run.out / work_name, about)
+                each.append(observed._under(key, base, seen, public, work, name, _once(work_name, run.progress)))
             results += over(each, np.median, {"least": np.min, "most": np.max}, "keys")
         return results
 
@@ -145,14 +145,14 @@ class AttackRecipe(Recipe):
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
-        done = attacked(self, scene, work, progress)
-        seconds = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
+        finished = attacked(self, scene, work, progress)
+        seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
         results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        results += _figures(done.cells, name)
-        results += _unleaked(scene, done, shared, name)
+        results += _figures(finished.cells, name)
+        results += _unleaked(scene, finished, shared, name)
         if self.curve:
             progress("the key's budget")
-            results += _curve(self, scene, done, name)
+            results += _curve(self, scene, finished, name)
         return results
 
 
@@ -162,12 +162,12 @@ def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _once(name: str, progress: Log) -> Log:
     """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
-    info: set[str] = set()
+    reported: set[str] = set()
 
-    def first(words: str) -> None:
-        if words not in info:
-            info.add(words)
-            progress(f"{name}: {words}")
+    def first(line: str) -> None:
+        if line not in reported:
+            reported.add(line)
+            progress(f"{name}: {line}")
 
     return first
 
@@ -212,17 +212,17 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
 
     `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
     """
-    whole = data_refs.examples(data, recipe.private)
-    order = np.arange(len(whole))
+    all_rows = data_refs.examples(data, recipe.private)
+    order = np.arange(len(all_rows))
     if recipe.order == "random":
-        order = np.random.default_rng(recipe.seed).permutation(len(whole))
-    if recipe.rows >= len(whole):
-        raise UsageError(f"{recipe.rows} private rows of {len(whole)} leave no rest", "lower rows")
-    private = [whole[i] for i in order[: recipe.rows]]
-    rest = [whole[i] for i in order[recipe.rows :]]
+        order = np.random.default_rng(recipe.seed).permutation(len(all_rows))
+    if recipe.rows >= len(all_rows):
+        raise UsageError(f"{recipe.rows} private rows of {len(all_rows)} leave no rest", "lower rows")
+    private = [all_rows[i] for i in order[: recipe.rows]]
+    others = [all_rows[i] for i in order[recipe.rows :]]
     files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
     public = {
-        who: [one for name in names for one in (rest if name == "rest" else data_refs.examples(data, name))][
+        who: [one for name in names for one in (others if name == "rest" else data_refs.examples(data, name))][
             : recipe.public_rows
         ]
         for who, names in files.items()
@@ -279,16 +279,16 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     return results
 
 
-def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
+def _unleaked(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
     results = list[ResultRecord]()
-    for (who, attack), reading in done.readings.items():
+    for (who, attack), reading in finished.readings.items():
         if who in shared:
             counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
             if counted.any():
-                right = float((reading == sent.ids)[counted].mean())
-                results += records({"unleaked top-1": 100 * right}, attack=attack, attacker=who, variant=variant)
+                hit_share = float((reading == sent.ids)[counted].mean())
+                results += records({"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant)
     return results
 
 

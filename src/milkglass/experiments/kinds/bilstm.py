@@ -187,23 +187,23 @@ def _trained(
     classes: int, out: Path, progress: Log,
 ) -> Labels:  # fmt: skip
     """Returns (u,) the classes that the trained network predicts for the held-out rows."""
-    done = out / name / "trained.json"
-    if not done.is_file() or "answers" not in json.loads(done.read_text("utf-8")):  # of older code
-        files.private_dir(done.parent)
+    path = out / name / "trained.json"
+    if not path.is_file() or "answers" not in json.loads(path.read_text("utf-8")):  # of older code
+        files.private_dir(path.parent)
         net = lstm.train(
             rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
             lambda words: progress(f"{name}: {words}"),
         )  # fmt: skip
         named = lstm.predicted(net, held_out.texts.mapped(sigma))
-        files.write(done, json.dumps({"answers": packed(named)}))
-    return unpacked(json.loads(done.read_text("utf-8"))["answers"]).astype(np.int64)
+        files.write(path, json.dumps({"answers": packed(named)}))
+    return unpacked(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
 def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
+    finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
     result: list[ResultRecord] = []
-    for cell in done.cells:
+    for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
@@ -225,13 +225,13 @@ def assembled(
         own = seeded_key(table, f"milkglass attacker {seed}", scheme)
         return view(scrambled(table, own, mixed(table, own, scheme))), own.sigma.astype(np.int64)
 
-    known = Knowledge(public_model=view(table.rows), simulate=simulate)
+    knowledge = Knowledge(public_model=view(table.rows), simulate=simulate)
     content = content_tokens(original.counts(size), list(table.words)) & ordinary(size)
     nothing = np.zeros(len(sent.ids), bool)
     return Scene.of(
         Transcript((Weights(view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), ordinary(size), content, table.text, sent),
-        Adversary(ATTACKER, "has the public word vectors and no text", known),
+        Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
         texts=PrivateTexts(sent, original, nothing, nothing),
         promise=mixture.promise(scheme.k),
         scheme=scheme.document(),

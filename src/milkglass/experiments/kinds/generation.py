@@ -274,7 +274,7 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         # On the left, so that all answers begin at one place
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
-        out = model.generate(
+        output_ids = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=new_tokens,
@@ -284,7 +284,7 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         stops = model.generation_config.eos_token_id
         generated += [
             ended(row, [stops] if isinstance(stops, int) else stops or [])
-            for row in device.array(out[:, ids.shape[1] :])
+            for row in device.array(output_ids[:, ids.shape[1] :])
         ]
     return generated
 

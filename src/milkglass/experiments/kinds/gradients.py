@@ -130,8 +130,12 @@ class GradientRecipe(SharedStepRecipe):
 
 def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
-    parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, list[ResultRecord]]()
+    partial_results, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
+    attacks, earlier_results, records_of_attacks = (
+        attacks_of(recipe.attacks),
+        partial_results.done,
+        dict[str, list[ResultRecord]](),
+    )
 
     def ended(one: AttackResult) -> None:
         if one.state == "failed":
@@ -139,22 +143,22 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
         if one.state == "does not apply":
             progress(f"{name}: {one.attack} does not apply: {one.reason}")
         else:
-            there(one.attack, parts.get(f"{one.attack}, {name}", partial(figures, one)))
+            there(one.attack, partial_results.get(f"{one.attack}, {name}", partial(figures, one)))
 
     def there(called: str, part: dict[str, float]) -> None:
         progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
-        done[called] = records(part, attack=called, variant=name)
+        records_of_attacks[called] = records(part, attack=called, variant=name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
     rules = replace(RECIPE, own_budget=budget)
     for called in attacks:
-        if f"{called}, {name}" in before:
-            there(called, before[f"{called}, {name}"])
-    left = {called: attack for called, attack in attacks.items() if called not in done}
+        if f"{called}, {name}" in earlier_results:
+            there(called, earlier_results[f"{called}, {name}"])
+    left = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
     run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
-    return [one for called in attacks for one in done.get(called, ())]
+    return [one for called in attacks for one in records_of_attacks.get(called, ())]
 
 
 def figures(one: AttackResult) -> dict[str, float]:

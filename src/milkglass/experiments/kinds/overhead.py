@@ -97,15 +97,17 @@ class OverheadRecipe(Recipe):
         codec = Codec.open(key, base.folder)
         source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
         variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
-        parts, result = PartialResults(out / "parts.json"), dict[str, float]()
+        partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")
-        result |= parts.get("obfuscation", lambda: _obfuscated(self, base, key, variant.model))
+        result |= partial_results.get("obfuscation", lambda: _obfuscated(self, base, key, variant.model))
         run.progress("client: tokenisation of the training file")
-        result |= parts.get("tokenisation", lambda: _tokenised(self, codec, source, variant))
+        result |= partial_results.get("tokenisation", lambda: _tokenised(self, codec, source, variant))
         run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
-        result |= parts.get("training", lambda: _trained(self, variant, int(result["training rows"]), run.progress))
+        result |= partial_results.get(
+            "training", lambda: _trained(self, variant, int(result["training rows"]), run.progress)
+        )
         run.progress(f"{self.evaluation['prompts']} answers")
-        return records(result | parts.get("answers", lambda: _answered(self, codec, variant.model, source)))
+        return records(result | partial_results.get("answers", lambda: _answered(self, codec, variant.model, source)))
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -158,17 +160,17 @@ def step_seconds(events: str) -> list[float]:
 @torch.inference_mode()
 def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
     model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
-    before, server, after = [], [], []
+    tokenisation_times, server, detokenisation_times = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
-        before.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
+        tokenisation_times.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
         server.append(timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"]))))  # noqa: B023
-        after.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
+        detokenisation_times.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
     return {
-        "tokenisation of a prompt, client": median(before),
+        "tokenisation of a prompt, client": median(tokenisation_times),
         "answer, server": median(server),
-        "detokenisation of an answer, client": median(after),
+        "detokenisation of an answer, client": median(detokenisation_times),
     }
 
 

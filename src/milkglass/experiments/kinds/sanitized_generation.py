@@ -117,11 +117,11 @@ class SanitizedGeneration(GeneratorTuning):
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """Returns the rows that were drawn, and for each variant the same rows sanitized."""
         plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
-        many = {"train": self.rows, "validation": self.evaluation["answers"]}
+        row_counts = {"train": self.rows, "validation": self.evaluation["answers"]}
         for split, path in plain.items():
             if not path.is_file():
                 sanitized_chats.write(
-                    sanitized_chats.sample(self._chats(run, split), many[split], self.seed, split), path
+                    sanitized_chats.sample(self._chats(run, split), row_counts[split], self.seed, split), path
                 )
         result: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
@@ -166,14 +166,14 @@ class SanitizedGeneration(GeneratorTuning):
             model: Any = None
             for variant, when in questions:
                 run.progress(f"{variant.name}: answers {when}")
-                done = run.out / "answers" / f"{variant.name}-{when}.json"
-                if not done.is_file() or "losses" not in json.loads(done.read_text("utf-8")):  # of older code
+                path = run.out / "answers" / f"{variant.name}-{when}.json"
+                if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
                     model = model or device.moved(
                         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     )
-                    files.private_dir(done.parent)
-                    files.write_json(done, self._answered(run, model, codec, variant, prompts[variant.name], when))
-                result += self._figures(run, json.loads(done.read_text("utf-8")), prompts[variant.name], variant, when)
+                    files.private_dir(path.parent)
+                    files.write_json(path, self._answered(run, model, codec, variant, prompts[variant.name], when))
+                result += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
         return result
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:

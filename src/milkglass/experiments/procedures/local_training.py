@@ -115,13 +115,13 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
             ids, mask = batch([one.tolist()], 0)
             tokens[place] = len(one) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
-    kept = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
+    predictions = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     measures = {
         "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),
         "perplexity": perplexity(losses, tokens, np.random.default_rng(seed)),
     }
-    return Utility(with_spread(measures, scale=1), kept)
+    return Utility(with_spread(measures, scale=1), predictions)
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:

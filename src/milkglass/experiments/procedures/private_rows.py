@@ -134,7 +134,7 @@ def rows_of(
     """
     ids: list[list[int]] = []
     labels: list[int] = []
-    left = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
+    remaining = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
     for i in rng.permutation(len(examples)).tolist():
         one = examples[i]
         if len(ids) == expected.texts:
@@ -147,9 +147,9 @@ def rows_of(
         if numbers is not None:
             if one.label not in numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not left[numbers[one.label]]:
+            if not remaining[numbers[one.label]]:
                 continue
-            left[numbers[one.label]] -= 1
+            remaining[numbers[one.label]] -= 1
             labels.append(numbers[one.label])
         ids.append(result)
     if len(ids) < expected.texts:
@@ -176,15 +176,15 @@ def shadowed(
     about = json.dumps(info, sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.place("shadows", f"shadows-{name}.jsonl")
-    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    while len(done) < len(rows):
-        subset = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
-        done += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
+    shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    while len(shadows) < len(rows):
+        subset = np.arange(len(shadows), min(len(shadows) + CHUNK, len(rows)))
+        shadows += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
         with files.atomic_write(path) as file:
-            file.write("".join(f"{json.dumps(one)}\n" for one in done))
+            file.write("".join(f"{json.dumps(one)}\n" for one in shadows))
             cache.wrote(path)
-        progress(f"{len(done)} of {len(rows)} sentences have their shadows")
-    return Sequences.of(done)
+        progress(f"{len(shadows)} of {len(rows)} sentences have their shadows")
+    return Sequences.of(shadows)
 
 
 def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:

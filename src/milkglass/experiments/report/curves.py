@@ -62,10 +62,10 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     )
 
 
-def curves_svg(every: Sequence[Curves]) -> str:
+def curves_svg(panels_curves: Sequence[Curves]) -> str:
     with styled():
-        figure, axes = panels(len(every))
-        for panel, one in zip(axes, every, strict=True):
+        figure, axes = panels(len(panels_curves))
+        for panel, one in zip(axes, panels_curves, strict=True):
             for number, (when, line) in enumerate(one.lines.items()):
                 colour = COLOURS[number % len(COLOURS)]
                 marker = MARKERS[number % len(MARKERS)]

@@ -87,13 +87,13 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         result: what a run wrote as JSON.
     """
     notes: list[str] = []
-    every = record.read(result)
-    records = [one for one in every if not math.isnan(one.value)]
+    all_records = record.read(result)
+    records = [one for one in all_records if not math.isnan(one.value)]
     lines = [TableLine(one, _note(one, notes)) for one in records]
-    rest: dict[str, list[TableLine]] = {}
+    lines_of_measures: dict[str, list[TableLine]] = {}
     for one in lines:
         if one.record.published is None and not one.record.asked:
-            rest.setdefault(one.record.measure, []).append(one)
+            lines_of_measures.setdefault(one.record.measure, []).append(one)
     milder, attacks = result.get("quick"), result.get("attacks", {})
     bases = {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
     return ResultTable(
@@ -104,10 +104,13 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         glance=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
         beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
-        groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
+        groups=tuple(
+            (what, tuple(lines_of_measures[what]))
+            for what in sorted(lines_of_measures, key=lambda what: what in NOT_RESULTS)
+        ),
         undefined=tuple(
             (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
-            for one in every
+            for one in all_records
             if one.undefined
         ),
         notes=tuple(notes),
@@ -136,11 +139,11 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "training" in result:
         results.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     code = result.get("made", {})
-    before = f", begun by {code['begun']['commit']}" if "begun" in code else ""
-    before += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
+    other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
+    other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
     return [
         *results,
-        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{before}"),
+        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
     ]
 
 

@@ -191,10 +191,10 @@ class _ForwardSums:
             self.rows, hidden = self.rows[good], hidden[good]
         if len(self.rows) == self.all:
             return None
-        rest = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
+        other_arguments = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
         if args:
-            return (hidden, *(self._narrow(layer, one) for one in args[1:])), rest
-        return args, {"hidden_states": hidden, **rest}
+            return (hidden, *(self._narrow(layer, one) for one in args[1:])), other_arguments
+        return args, {"hidden_states": hidden, **other_arguments}
 
     def _narrow(self, layer: int, argument: Any) -> Any:
         """Returns the part for the remaining rows of what was made for all, such as masks and a layer's cache."""

@@ -83,15 +83,15 @@ class DecoderServer:
             body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
             if collateral := enclave.collateral:
                 body["collateral"] = base64.b64encode(collateral).decode()
-            parts, size = [], 0
+            chunks, size = [], 0
             with connection.stream("POST", RELEASE, body) as stream:
                 for chunk in stream.answer.iter_raw():
                     stream.watch.extend(stream.silence)
-                    parts.append(chunk)
+                    chunks.append(chunk)
                     size += len(chunk)
                     if size > MAX_PACKAGE:
                         raise RemoteError(f"the package has more than {MAX_PACKAGE} bytes", "don't trust this server")
-            return b"".join(parts)
+            return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
         return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry))

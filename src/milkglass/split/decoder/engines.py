@@ -57,7 +57,7 @@ class PromptEmbedsEngine:
     streaming: bool = True
     stop_token_ids: tuple[int, ...] = ()
 
-    def info(self, about: Mapping[str, Any]) -> DecoderInfo:
+    def info(self, description: Mapping[str, Any]) -> DecoderInfo:
         """Asks the engine what it takes, for the table in an open enclave (`Enclave.about`). Raises RemoteError."""
         with self.connection() as connection:
             served = rows(connection.json("GET", MODELS))
@@ -69,8 +69,8 @@ class PromptEmbedsEngine:
         if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
-            self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1,
-            str(about["table"]), str(about["dtype"]),
+            self.model, int(description["width"]), int(description["rows"]), longest, longest - 1, 1,
+            str(description["table"]), str(description["dtype"]),
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:

@@ -97,12 +97,12 @@ class Gate:
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
 
 
-def measurements_of(words: Collection[str]) -> frozenset[str]:
+def measurements_of(texts: Collection[str]) -> frozenset[str]:
     """Returns measurements as quotes have them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
-    for one in words:
+    for one in texts:
         if not re.fullmatch("[0-9a-fA-F]{64}", one):
             raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
-    return frozenset(one.lower() for one in words)
+    return frozenset(one.lower() for one in texts)
 
 
 def _software(evidence: bytes) -> dict[str, object] | None:

@@ -104,10 +104,10 @@ class SplitGenerator(Engine[SplitSequence]):
         until = time.monotonic() + GRACE
         with self._changed:
             while not all(one.due for one in running(self._rows)):
-                left = until - time.monotonic()
-                if left <= 0 or self._closed:
+                seconds_left = until - time.monotonic()
+                if seconds_left <= 0 or self._closed:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
         late = [place for place, one in enumerate(running(self._rows)) if not one.due]
         if late:
             self._parked += [self._rows.split([place]) for place in reversed(late)]

@@ -46,11 +46,11 @@ def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
-    known = {id(one): name for name, one in model.named_parameters() if name in names}
+    names_of_parameters = {id(one): name for name, one in model.named_parameters() if name in names}
     result = []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
-            weight, bias = (known.get(id(one)) for one in (module.weight, module.bias))
+            weight, bias = (names_of_parameters.get(id(one)) for one in (module.weight, module.bias))
             if weight or bias:
                 result.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
     return tuple(result)

@@ -83,12 +83,12 @@ class Descent:
 
     def reorder(self, row: int, order: Ids) -> None:
         """Puts one text's places, and Adam's moments of them, into another order (t,)."""
-        known = torch.from_numpy(order)
+        order_ids = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
             for one in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
                 if one is not None:
-                    one[row] = one[row, known].clone()
+                    one[row] = one[row, order_ids].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
         """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""

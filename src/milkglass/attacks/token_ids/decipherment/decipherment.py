@@ -168,15 +168,15 @@ class Decipherment(Solver):
         aliases: int,
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
-        known = [Group(pair[:1], pair[1:]) for pair in pins]
+        pinned = [Group(pair[:1], pair[1:]) for pair in pins]
         result = settle_all(counts, seen, public, pins, self.growth, step, aliases)
         if result is None:
-            return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
+            return Candidates(tuple(pinned), tuple(np.zeros((1, 1)) for _ in pinned))
         order = np.argsort(-result.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
         belief = np.log(np.maximum(np.take_along_axis(result.belief, order, axis=1), 1e-30)).astype(np.float64)
         groups = [Group(result.rows[[i]], result.columns[order[i]]) for i in range(len(result.rows))]
-        zeros = [np.zeros((1, 1)) for _ in known]
-        return Candidates((*known, *groups), (*zeros, *(row[None] for row in belief)))
+        zeros = [np.zeros((1, 1)) for _ in pinned]
+        return Candidates((*pinned, *groups), (*zeros, *(row[None] for row in belief)))
 
 
 def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
