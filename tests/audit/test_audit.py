@@ -29,7 +29,7 @@ from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, joined_pieces, write
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.plan import CHAIN, planned
+from milkglass.audit.plan import CHAIN_SHARE, planned
 from milkglass.audit.report.findings import warnings
 from milkglass.audit.report.page import percent, render, visible
 from milkglass.audit.report.result import Audit, BudgetPoint
@@ -288,7 +288,7 @@ class Spending(Short):
     """Uses up the whole audit's time."""
 
     def spend(self, budget: Budget) -> None:
-        ends = time.process_time() + max(0.0, budget.left() / CHAIN)
+        ends = time.process_time() + max(0.0, budget.left() / CHAIN_SHARE)
         while time.process_time() < ends:
             pass
 

@@ -14,7 +14,7 @@ from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
-from milkglass.audit.plan import GRACE
+from milkglass.audit.plan import GRACE_SECONDS
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
@@ -29,7 +29,7 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
 EXAMPLES_SHOWN = 6  # examples
-ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget
+ATTACKING_SHARE = 0.75  # share of the budget for the attacks; the rest is for the key's budget
 
 
 def audit(
@@ -50,7 +50,7 @@ def audit(
     started = time.monotonic()
     by_clock = deadline(budget)
     rules = RunOptions(deadline=by_clock)
-    finished = run(scene, attacks, work, budget.part(ATTACKING), seed, progress, rules)
+    finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, rules)
     best = strongest(finished.cells)
     points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
     spent = curve.spent(points)
@@ -92,10 +92,10 @@ def audit(
 
 
 def deadline(budget: Budget) -> Budget | None:
-    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE is over."""
+    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE_SECONDS are over."""
     if budget.clock is not time.monotonic:
         return None
-    return Budget(max(budget.left(), GRACE), clock=time.monotonic)
+    return Budget(max(budget.left(), GRACE_SECONDS), clock=time.monotonic)
 
 
 def key_budget(

@@ -3,7 +3,7 @@
 Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, cut and
 spaced by other rules ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
 case, without accents and blanks. A public text is left out if it contains a private text, is contained in one, or is
-equal to one. A text of fewer than `WORDS` words is part of nearly every long text, so it counts only if it equals a
+equal to one. A text of fewer than `MIN_WORDS` words is part of nearly every long text, so it counts only if it equals a
 whole text.
 
 Blanks are ignored because tokenizers and data sets set them differently: with blanks, "is n't" of SST-2 and "isn't" of
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from milkglass.metrics.text import WORD
 from milkglass.sequences import Ids, Sequences
 
-WORDS = 3  # from which on a text is searched for inside others
+MIN_WORDS = 3  # from which on a text is searched for inside others
 _END = "\n"  # between texts; no normalised text contains it
 
 
@@ -64,7 +64,7 @@ def normalised(text: str) -> str:
 
 
 def _is_long(text: str) -> bool:
-    return len(WORD.findall(text)) >= WORDS
+    return len(WORD.findall(text)) >= MIN_WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:

@@ -20,12 +20,14 @@ from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
-SPARE = 4  # an attack of long training that others surpass is begun only where its least time is left so many times
-GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
-CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
-DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
-REFERENCE = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
-ROWS, WIDTH, AGAINST, TIMES = 512, 256, 8192, 4  # of that job
+SPARE_FACTOR = (
+    4  # an attack of long training that others surpass is begun only where its least time is left so many times
+)
+GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
+CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
+MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
+REFERENCE_SECONDS = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
+JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # of that job
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,15 @@ class AttackTurn:
     @property
     def least(self) -> float:
         """Returns the seconds that must be left when its turn comes."""
-        return self.min_seconds * (SPARE if self.attack.baseline else 1)
+        return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
     def share(self, seconds_left: float) -> float:
         """Returns its part of the seconds: not all of them if others wait for it or it would use everything."""
-        seconds_left = max(GRACE if self.waits else 1.0, seconds_left)
+        seconds_left = max(GRACE_SECONDS if self.waits else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left
         return (
-            CHAIN * seconds_left
+            CHAIN_SHARE * seconds_left
             if self.early
             else max(seconds_left / 2, self.min_seconds)
             if self.min_seconds
@@ -218,7 +220,7 @@ def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list
 
 def _enough(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
-    tried = (budget * 2**times for times in range(1, DOUBLINGS + 1))
+    tried = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
     return next((one for one in tried if not _scheduled(steps, one)[1]), math.nan)
 
 
@@ -239,11 +241,14 @@ def speed() -> float:
     The measurement takes some tenths of a second.
     """
     generator = torch.Generator().manual_seed(0)
-    rows, others = torch.randn(ROWS, WIDTH, generator=generator), torch.randn(WIDTH, AGAINST, generator=generator)
+    rows, others = (
+        torch.randn(JOB_ROWS, JOB_WIDTH, generator=generator),
+        torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator),
+    )
     best = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()
-        for _ in range(TIMES):
+        for _ in range(JOB_PRODUCTS):
             (rows @ others).topk(10, dim=1)
         best = min(best, time.process_time() - started)
-    return best / REFERENCE
+    return best / REFERENCE_SECONDS

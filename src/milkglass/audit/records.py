@@ -30,7 +30,7 @@ from milkglass.threat.knowledge import Knowledge, Recordings
 from milkglass.threat.observations import Records, Transcript
 from milkglass.threat.truth import Truth, score
 
-LEAST, MOST_RECORDS, LARGEST = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
+MIN_ANSWERS, MAX_RECORDS, MAX_RECORD_BYTES = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
 HOLDS, FAILS = "hardware holds", "hardware fails"
 ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass audit --key` reads of it"
 
@@ -134,9 +134,10 @@ def read(path: Path) -> EncryptedAnswers:
                 f"{place} has {len(sizes[-1])} sizes and {len(times[-1])} times", "give both of each record"
             )
     names = tuple(sorted(set(topics)))
-    if len(topics) < LEAST or len(names) < 2:
+    if len(topics) < MIN_ANSWERS or len(names) < 2:
         raise EmptyText(
-            f"{path.name} has {len(topics)} answers on {len(names)} topics", f"give {LEAST} or more, on two or more"
+            f"{path.name} has {len(topics)} answers on {len(names)} topics",
+            f"give {MIN_ANSWERS} or more, on two or more",
         )
     known_lengths = [one for one in lengths if one is not None]
     if known_lengths and len(known_lengths) < len(lengths):
@@ -153,8 +154,12 @@ def read(path: Path) -> EncryptedAnswers:
 def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
     """Returns a list of numbers, scaled to whole ones. Raises CodecError."""
     numbers = row.get(name)
-    if not isinstance(numbers, list) or len(numbers) > MOST_RECORDS:
-        raise CodecError(f"{place} has no list {name}", f"give a list of at most {MOST_RECORDS:,} numbers")
-    if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST for one in numbers):
-        raise CodecError(f"{place} has {name} that are no numbers from 0 to {LARGEST:,}", "see docs/formats.md")
+    if not isinstance(numbers, list) or len(numbers) > MAX_RECORDS:
+        raise CodecError(f"{place} has no list {name}", f"give a list of at most {MAX_RECORDS:,} numbers")
+    if any(
+        isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= MAX_RECORD_BYTES for one in numbers
+    ):
+        raise CodecError(
+            f"{place} has {name} that are no numbers from 0 to {MAX_RECORD_BYTES:,}", "see docs/formats.md"
+        )
     return np.array([round(scale * one) for one in numbers], np.int64)

@@ -31,8 +31,10 @@ from milkglass.threat.truth import score
 
 Report = Callable[[AttackResult], None]
 ENDED = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
-OVER, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
-PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
+OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
+MIN_PLACED_SHARE = (
+    0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class _Runner:
             one, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
             renewed = renewed or anew
             placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
-            if placed and placed >= PLACED * self.scene.transcript.size:
+            if placed and placed >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = learnt
             played.append(one)
         return _Chain(played, candidates, renewed)
@@ -231,7 +233,9 @@ class _Runner:
         run_deadline = self.rules.deadline
         if run_deadline is None or self.rules.own_budget is None:
             return run_deadline
-        return Budget(min(run_deadline.left(), OVER * budget.left() + SPARE_SECONDS), clock=run_deadline.clock)
+        return Budget(
+            min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + SPARE_SECONDS), clock=run_deadline.clock
+        )
 
     def _cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
         """Returns the declared cost of an attack that does not count its work."""

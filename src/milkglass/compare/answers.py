@@ -48,8 +48,8 @@ from milkglass.sanitizers.text import TokenReader
 from milkglass.server.spec import IGNORED, Hyperparameters
 from milkglass.threat.defence import Defence
 
-AT_ONCE = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
-WRITTEN_AT_ONCE = 8
+ROWS_AT_A_TIME = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
+ANSWERS_AT_A_TIME = 8
 ANSWERED = "answered.json"
 
 
@@ -189,7 +189,7 @@ def _answered(
     asked = rows.asked[: rows.extent.written]
     prompts = [sender.prompt(one) for one in asked]
     texts, begun = list[str](), time.process_time()
-    for part in _parts(len(prompts), WRITTEN_AT_ONCE, "answers are written", log, deadline):
+    for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
         texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - begun) / max(1, len(prompts))
     result = {"predictions": packed(losses.ravel()), "seconds": seconds, "texts": texts, "made": made(folder)}
@@ -210,8 +210,8 @@ def _losses(
     ]
     order = np.argsort([len(one) for one in encoded.ids], kind="stable").tolist()
     result = np.zeros((2, len(asked_examples)))
-    for part in _parts(len(order), AT_ONCE, "rows are asked about", log, deadline):
-        found = row_losses(model, [examples[i] for i in order[part]], AT_ONCE)
+    for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log, deadline):
+        found = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
         for place, loss, tokens in zip(order[part], *found, strict=True):
             result[:, encoded.sources[place]] += loss, tokens
     return result

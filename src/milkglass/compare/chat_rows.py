@@ -12,7 +12,7 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import steps_of
-from milkglass.compare.rows import MAX_ATTACKED, MIN_HELD_OUT, SHARE, ComparisonRows
+from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, MIN_HELD_OUT, ComparisonRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
@@ -27,9 +27,9 @@ from milkglass.threat.defence import LabelledTexts
 TASK = "causal-lm"
 MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
 TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
-MOST_A_STEP = 8  # rows, as `finetune` has it
+MAX_ROWS_A_STEP = 8  # rows, as `finetune` has it
 LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1
-SIZES = 1000  # rows that are encoded at a time
+ROWS_AT_A_TIME = 1000  # rows that are encoded at a time
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ChatRows(ComparisonRows):
         order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
         answered = [place for place in order if place not in rows.unanswered]
         uncut = [place for place in answered if place not in rows.long]
-        count = min(extent.rows, max(MIN_HELD_OUT, round(SHARE * len(answered))))
+        count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered))))
         if apart is None and len(uncut) < 2 * MIN_HELD_OUT:
             fault = f"{data.name} has {len(uncut)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
@@ -144,7 +144,7 @@ class ChatRows(ComparisonRows):
         """
         requested = {name: value for name, value in options.items() if value is not None}
         dtype = "bfloat16" if quick_in_bf16() else "float32"
-        batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
+        batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
             "dtype": dtype, "group_by_length": False,
@@ -192,8 +192,8 @@ class _Sized:
     def read(cls, codec: Codec, file: DataFile, max_length: int) -> _Sized:
         examples = examples_of(file)
         lengths, long, unanswered = [0] * len(examples), set[int](), set[int]()
-        for start in range(0, len(examples), SIZES):
-            part = examples[start : start + SIZES]
+        for start in range(0, len(examples), ROWS_AT_A_TIME):
+            part = examples[start : start + ROWS_AT_A_TIME]
             with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
                 encoded = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
             for source, ids in zip(encoded.sources, encoded.ids, strict=True):

@@ -15,7 +15,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked, read_examples
 from milkglass.threat.defence import LabelledTexts
 
-SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
+HELD_OUT_SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
 MAX_ATTACKED = 1_000  # texts that are attacked
 
 
@@ -60,7 +60,7 @@ class ComparisonRows:
             skipped(one.name, holds)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))
-        count = max(MIN_HELD_OUT, round(SHARE * len(rows)))
+        count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(rows)))
         if validation is None and len(rows) < 2 * MIN_HELD_OUT:
             fault = f"{data.name} has {len(rows)} rows, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, or --validation too")

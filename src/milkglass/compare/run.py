@@ -37,10 +37,10 @@ from milkglass.progress import Log, duration
 from milkglass.system import memory
 from milkglass.threat.budget import Budget
 
-TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
+TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 4  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
-LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
+LONGER_FACTOR = 1.5  # times as much time by the clock: attacks that were cut are then run again
 
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
@@ -203,7 +203,7 @@ class _Run:
 
     def _seen(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was there before tells nothing."""
-        if (work := way.work(self.setting)) and seconds > TAKEN_OVER:
+        if (work := way.work(self.setting)) and seconds > TAKEN_OVER_SECONDS:
             self._trained.append(seconds / work)
 
     def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class _Run:
         cut = result.reading is not None and result.reading.cut
         limits_then = document["about"]
         clock_then = math.inf if limits_then["attack_clock"] is None else limits_then["attack_clock"]
-        longer = limits_then["attacks"] < self.limits.attacks or LONGER * clock_then < seconds
+        longer = limits_then["attacks"] < self.limits.attacks or LONGER_FACTOR * clock_then < seconds
         if (cut and longer) or limits_then["public"] != len(self.public):
             return None
         self.earlier += float(limits_then["clock"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milkglass.compare.result import Compared, WayResult
 
-LITTLE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
+MAX_HIDDEN_SHARE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
 
 
 def verdict(result: Compared) -> tuple[str, ...]:
@@ -23,7 +23,11 @@ def verdict(result: Compared) -> tuple[str, ...]:
             "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
             "worth: give more rows or --epochs, or leave out --quick.",
         )
-    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group not in ("confidential hardware",)]
+    hiding = [
+        one
+        for one in better
+        if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group not in ("confidential hardware",)
+    ]
     open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
         sentences.append(
@@ -50,7 +54,9 @@ def _first(result: Compared, home: WayResult, sent: list[WayResult], better: lis
     if not better:
         more = "less" if result.measure == "loss" else "more"
         return f"Keep it here: {have}, and nothing that you would send is shown to have {more}."
-    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group != "confidential hardware"]
+    hiding = [
+        one for one in better if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group != "confidential hardware"
+    ]
     if hiding:
         best = max(hiding, key=result.worth)
         return (

@@ -36,12 +36,12 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 from milkglass.threat.observations import Observation, Tokens
 
-SMALL = range(200_000_000)  # bytes of a model that a laptop trains in minutes
-LARGE = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
-WIDE = 20_000  # rows of a matrix that is a table of tokens
+SMALL_BYTES = range(200_000_000)  # bytes of a model that a laptop trains in minutes
+LARGE_BYTES = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
+MIN_TABLE_ROWS = 20_000  # rows of a matrix that is a table of tokens
 MAX_SMALL_DECODER = 600_000_000  # bytes of a model that writes answers on a laptop
-LABELS = ("classification", "regression")
-EVERY = (*LABELS, TASK)
+LABEL_TASKS = ("classification", "regression")
+ALL_TASKS = (*LABEL_TASKS, TASK)
 FEW_STEPS = 100  # of a training
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
@@ -132,7 +132,7 @@ class Way(abc.ABC):
     provider: str = "nothing"
     command: str = ""
     quick: bool = True
-    tasks: tuple[str, ...] = LABELS
+    tasks: tuple[str, ...] = LABEL_TASKS
     attacks: float = 0.0
 
     @property
@@ -235,7 +235,7 @@ class EncoderWay(Way):
     """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
 
     model: str
-    size: range = SMALL
+    size: range = SMALL_BYTES
 
     def base(self, setting: ComparisonSettings) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
@@ -395,7 +395,7 @@ def weight_bytes(base: Checkpoint) -> int:
 def layer_weights(base: Checkpoint) -> int:
     """Returns how many weights the layers have, which a training multiplies by. Tables are looked up."""
     shapes = (one.shape for one in base.tensors.values())
-    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < WIDE)
+    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < MIN_TABLE_ROWS)
 
 
 PROVIDER = "the provider, who reads it"
@@ -415,7 +415,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     EncoderWay(
         name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
-        model="demo:mpnet", size=LARGE, command="milkglass classify --local {kept} --in {rows}", quick=False,
+        model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} --in {rows}", quick=False,
     ),
     DecoderWay(
         name="untuned", title="the small model as published, on your machine", group="nothing is sent", tuned=False,
@@ -426,7 +426,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="vllm serve {kept}",
     ),
     DefenceWay(
-        name="masked", tasks=EVERY, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
+        name="masked", tasks=ALL_TASKS, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
         provider=TRAINS, entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
@@ -445,7 +445,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens",
     ),
     DefenceWay(
-        name="obfuslm", tasks=EVERY, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
+        name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
         trust="that nobody attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
@@ -477,13 +477,13 @@ WAYS: Catalogue[Way] = Catalogue(
         entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
     ),
     DefenceWay(
-        name="confidential", tasks=EVERY, title="the model as it is, in attested hardware",
+        name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
         group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
         provider="a confidential machine and GPU", command="see docs/attested.md",
     ),
     DefenceWay(
-        name="plain", tasks=EVERY, title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
-        provider=TRAINS, command="any provider's own upload",
+        name="plain", tasks=ALL_TASKS, title="the model as it is, at the provider", group="sent as it is",
+        trust=PROVIDER, provider=TRAINS, command="any provider's own upload",
     ),
     group="milkglass.way",
     kind=Way,

@@ -181,8 +181,8 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
-LOOK, APART = 1.0, 8.0  # seconds between looks at the file, and between lines
-GRACE = 60.0  # seconds in which a worker writes its checkpoint
+LOOK_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the file, and between lines
+GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadline: float = math.inf) -> None:
@@ -191,18 +191,18 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadlin
     due, last_line = time.monotonic(), ""
     while True:
         try:
-            worker.wait(LOOK)
+            worker.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
                 worker.terminate()
-                worker.wait(GRACE)
+                worker.wait(GRACE_SECONDS)
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
         line = newest(events, start)
         if line and line != last_line:
             progress(line)
-            last_line, due = line, time.monotonic() + APART
+            last_line, due = line, time.monotonic() + SECONDS_BETWEEN_LINES
         if worker.returncode is not None:
             return
 

@@ -34,8 +34,8 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
-REFUSED = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
-WAIT = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
+REFUSED_CODE = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
+WAIT_SECONDS = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
 
 
 def _flower() -> None:
@@ -91,7 +91,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
         checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
-        return Message(Error(REFUSED, said(error)), reply_to=message)
+        return Message(Error(REFUSED_CODE, said(error)), reply_to=message)
     return reply
 
 
@@ -133,7 +133,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
         )
     step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
     digest = Checkpoint.open(folder).digest()
-    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT)
+    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
     job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     about = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), about)
@@ -191,7 +191,7 @@ class Nodes(Sites):
 def _reason(reply: Any) -> str:
     """Returns a site's own words on one line. Raises NotObfuscated."""
     info = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
-    if reply.error.code == REFUSED and info.startswith("NotObfuscated: "):
+    if reply.error.code == REFUSED_CODE and info.startswith("NotObfuscated: "):
         raise NotObfuscated(info.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
     return info
 

@@ -23,7 +23,7 @@ from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
 BEGUN = "begun.json"  # beside the sites of a run
-TOGETHER = 4  # texts of a part: what an interruption loses at most
+TEXTS_A_PART = 4  # texts of a part: what an interruption loses at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +88,11 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     """
     ghost.encode(texts)
     files.private_dir(site.parent)
-    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TOGETHER, list(texts)], seed))
+    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_A_PART, list(texts)], seed))
     drawn = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
-    for number, at in enumerate(range(0, len(texts), TOGETHER)):
-        texts_of_part = texts[at : at + TOGETHER]
+    for number, at in enumerate(range(0, len(texts), TEXTS_A_PART)):
+        texts_of_part = texts[at : at + TEXTS_A_PART]
         finished_parts.make(number, ghost, drawn, partial(_made, texts=texts_of_part))
         result, counted = _read(finished_parts, number, len(texts_of_part))
         ids += result

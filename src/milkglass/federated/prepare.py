@@ -13,7 +13,7 @@ import numpy as np
 from milkglass import files
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, load, of_texts, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
@@ -121,7 +121,7 @@ def prepare(
     from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
-        save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else from_seed, report, texts)
+        save(partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else from_seed, report, texts)
     if shadowed is not None:
         shadowed.parts.remove()
     return rows

@@ -36,7 +36,7 @@ from milkglass.sequences import Ids, Sequences
 ROWS_FILE, STAMP_FILE, REPORT_FILE, SECRET_FILE = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
 TEXTS = "texts.mark"
 STAMP_VERSION = 2  # of the stamp: 1 had no parameters and no seal
-BYTES = 32  # of a secret
+SECRET_BYTES = 32  # of a secret
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +152,8 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 def secret_of(folder: Path) -> bytes:
     """Returns the site's secret. Raises CorruptCheckpoint."""
     result = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
-    if len(result) != BYTES:
-        raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {BYTES} bytes", "prepare the site again")
+    if len(result) != SECRET_BYTES:
+        raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {SECRET_BYTES} bytes", "prepare the site again")
     return result
 
 

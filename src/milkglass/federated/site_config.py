@@ -27,8 +27,8 @@ from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 
 FAILED = "the site could not do this round; its own log says why"
-MOST_CLASSES = 10_000  # a server could have a site make a head of any size
-_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MOST_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
+MAX_CLASSES = 10_000  # a server could have a site make a head of any size
+_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MAX_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
 _LOG = logging.getLogger("milkglass.federated")
 
 

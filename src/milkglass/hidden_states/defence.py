@@ -38,7 +38,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.defence import Client, LabelledTexts, Server
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
-ALONE = threading.Lock()
+SPLIT_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class HiddenStateDefence(Mechanism):
         assert corpus is not None
         root, reader = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
         encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
-        with ALONE:
+        with SPLIT_LOCK:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
                 model = classifier(base, classes)

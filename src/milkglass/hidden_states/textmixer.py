@@ -40,7 +40,7 @@ from milkglass.parameters import limited
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Activations
 
-OTHERS = 512  # texts that a client keeps to mix with
+KEPT_TEXTS = 512  # texts that a client keeps to mix with
 
 
 class MixedUpper(Upper):
@@ -163,9 +163,9 @@ class TextMixer(HiddenStateDefence):
         return selected
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Returns OTHERS texts, repeated if there are fewer, padded to the greatest length."""
-        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
-        ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)
+        """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
+        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), KEPT_TEXTS))
+        ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)
         for row, one in enumerate(selected):
             ids[row, : len(one)] = torch.from_numpy(one)
         return {"others": ids, "lengths": torch.from_numpy(selected.lengths)}

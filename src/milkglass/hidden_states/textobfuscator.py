@@ -38,7 +38,7 @@ from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 
-ROUNDS = 10  # of k-means
+KMEANS_ROUNDS = 10  # of k-means
 CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
@@ -88,7 +88,7 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
     """Returns (r,) the cluster of each row, by Lloyd's rounds from random rows. An empty cluster keeps its centre."""
     centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
     nearest = torch.zeros(len(rows), dtype=torch.long)
-    for _ in range(ROUNDS):
+    for _ in range(KMEANS_ROUNDS):
         nearest = (rows @ centres.T - centres.square().sum(1) / 2).argmax(1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
         counts = torch.bincount(nearest, minlength=len(centres))[:, None]

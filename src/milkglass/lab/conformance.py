@@ -61,7 +61,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
-SEVERAL = 4  # questions to a budget, as a loop asks them
+MIN_QUESTIONS = 4  # questions to a budget, as a loop asks them
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
@@ -202,7 +202,7 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
             return False
 
         attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))
-        assert len(clock_readings) < SEVERAL or len(set(clock_readings)) > 1, (
+        assert len(clock_readings) < MIN_QUESTIONS or len(set(clock_readings)) > 1, (
             f"it asked {len(clock_readings)} times and spent nothing"
         )
 

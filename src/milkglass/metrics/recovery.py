@@ -14,7 +14,7 @@ from milkglass.metrics.interval import Interval, ratio, resampled, share
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
-TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
+SAMPLE_TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def texts(
 ) -> dict[str, Interval]:
     """Returns ROUGE and METEOR of the decoded texts.
 
-    Empty texts, which any guess matches, are left out. Of more than TEXTS texts, a sample is compared.
+    Empty texts, which any guess matches, are left out. Of more than SAMPLE_TEXTS texts, a sample is compared.
     """
     selected = np.flatnonzero(truth.lengths)
-    if len(selected) > TEXTS:
-        selected = np.sort(rng.choice(selected, TEXTS, replace=False))
+    if len(selected) > SAMPLE_TEXTS:
+        selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
     guesses, originals = ([read(one) for one in part.chosen(selected)] for part in (guess, truth))
     return text.rouge(guesses, originals, rng)
 

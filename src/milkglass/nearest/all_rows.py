@@ -4,8 +4,8 @@
 multiplied. A sample of columns gives a guess of the bound that a pair must reach. A guess that is too high leaves fewer
 than k pairs; such a row is compared with all others again, so that guesses cost time and never a neighbour. A guess
 that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then cut to the k best
-of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
-core (20 MB each if all rows are equal), never n x n.
+of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_ROWS rows, and two tiles for
+each core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from milkglass.system import cores
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
-TILE = 1024  # rows and columns of a tile: 4 MB
+TILE_ROWS = 1024  # rows and columns of a tile: 4 MB
 SAMPLE_COLUMNS = 2048  # columns that guesses are made from
 HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
-PACKED = 0.8  # the pool is packed when a smaller share of it is free
-SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
+MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
+SEEDS_AT_A_TIME = (
+    64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
+)
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
@@ -61,10 +63,10 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     short = list[Future[Ids]]()
     with threads_each(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
         bounds = _guesses(unit, k, pool)
-        strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
+        strips = [_Strip(top, k, bounds[top : top + TILE_ROWS]) for top in range(0, n, TILE_ROWS)]
         done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for number, strip in enumerate(strips):
-            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
+            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE_ROWS))
             for other_strip, (mine, theirs) in zip(strips[number:], tiles, strict=True):
                 strip.add(mine)
                 if other_strip is not strip:
@@ -78,8 +80,8 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
 def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
     """Writes the lists. A GPU compares each pair twice sooner than the processor takes out what it needs of one."""
     table = device.tensor(unit)
-    for top in range(0, len(unit), TILE):
-        block = table[top : top + TILE] @ table.T
+    for top in range(0, len(unit), TILE_ROWS):
+        block = table[top : top + TILE_ROWS] @ table.T
         block.diagonal(top).fill_(-math.inf)  # a row is not its own neighbour
         values, columns = block.sort(dim=1, descending=True, stable=True)  # topk gives equal values any order
         rows = slice(top, top + len(block))
@@ -114,11 +116,11 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     deep = size // heaps
 
     def guessed(top: int) -> NDArray[np.float32]:
-        block = sample(torch.from_numpy(unit[top : top + TILE]))[0].numpy()
+        block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
         maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
         return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
 
-    return np.concatenate([*pool.map(guessed, range(0, n, TILE))])
+    return np.concatenate([*pool.map(guessed, range(0, n, TILE_ROWS))])
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
@@ -128,15 +130,15 @@ def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column:
     from milkglass.nearest.products import product
 
     block = product(
-        torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[first_column : first_column + TILE])
+        torch.from_numpy(unit[top : top + TILE_ROWS]), torch.from_numpy(unit[first_column : first_column + TILE_ROWS])
     ).numpy()
     if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
-    row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
+    row, column, value = _reached(block, block >= bounds[top : top + TILE_ROWS, None])
     mine = (row.astype(np.int16), column + np.int32(first_column), value)
     if top == first_column:
         return mine, mine
-    row, column, value = _reached(block, block >= bounds[first_column : first_column + TILE])
+    row, column, value = _reached(block, block >= bounds[first_column : first_column + TILE_ROWS])
     return mine, (column.astype(np.int16), row + np.int32(top), value)
 
 
@@ -150,7 +152,7 @@ def _reached(
 
 @dataclass
 class _Strip:
-    """The pairs of up to TILE rows that reached their bounds, in the order of their columns.
+    """The pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
 
     Attributes:
         k: neighbours that each row needs.
@@ -235,11 +237,11 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
     is_free, free_count, result = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
         waiting = waiting[is_free[waiting]]
-        if free_count < PACKED * len(pool):
+        if free_count < MIN_FREE_SHARE * len(pool):
             pool = np.flatnonzero(is_free)
             pooled = rows[pool]
         is_taken = ~is_free[pool]
-        seeds = waiting[:SEEDS]
+        seeds = waiting[:SEEDS_AT_A_TIME]
         for seed, similarity in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
             if not is_free[seed] or free_count < k:
                 continue

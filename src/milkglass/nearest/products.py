@@ -24,10 +24,10 @@ from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
-TINY = 1e-30  # the length of a row without direction
-PROBED = 16  # rows of a table whose first look is tried
+MIN_LENGTH = 1e-30  # the length of a row without direction
+PROBED_ROWS = 16  # rows of a table whose first look is tried
 MAX_UNDECIDED_SHARE = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
-ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
+BF16_ROUNDING = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
 Value = TypeVar("Value", float, torch.Tensor)
@@ -43,7 +43,7 @@ class Slack:
 
     Attributes:
         fixed: a number, or (b, 1) for rows of values.
-        share: 0, or `ROUNDED` of values that are rounded to bf16.
+        share: 0, or `BF16_ROUNDING` of values that are rounded to bf16.
     """
 
     fixed: float | torch.Tensor
@@ -209,12 +209,12 @@ class Cosines:
         """Returns cosines with a first look. None: numbers of the table may be lost altogether."""
         if unit is not None:
             return cls(table, scale, None, packed(unit.bfloat16()), _lost(unit, torch.ones_like(scale)))
-        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))
+        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / MIN_LENGTH))
         return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
 
     def _undecided(self, k: int) -> float:
         """Returns how many rows may be among the k nearest by this look, as the mean over some rows of the table."""
-        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED).long()]
+        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED_ROWS).long()]
         values, slack = self(some)
         values.nan_to_num_(-torch.inf)
         least = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
@@ -228,7 +228,7 @@ class Cosines:
         if self.lost is not None:
             look = rows.bfloat16()
             lost = _lost(rows, torch.ones(len(rows)))
-            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, ROUNDED), look
+            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, BF16_ROUNDING), look
         if self.unit is None:
             return self.products(rows).mul_(self.scale), slack
         return product(rows, self.unit).float(), slack
@@ -283,13 +283,13 @@ def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def lengths(rows: torch.Tensor) -> torch.Tensor:
-    """Returns (b,) the lengths in fp32, at least `TINY`."""
+    """Returns (b,) the lengths in fp32, at least `MIN_LENGTH`."""
     rows = rows.float()
     result = torch.linalg.vector_norm(rows, dim=1)
     odd = (result < 1e-15) | (result > 1e15)  # squares leave fp32
     if odd.any():
         result[odd] = torch.linalg.vector_norm(rows[odd].double(), dim=1).float()
-    return result.clamp_min_(TINY)
+    return result.clamp_min_(MIN_LENGTH)
 
 
 def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
@@ -314,7 +314,7 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
     rows = taken(table, np.append(others, row), np.float64)
-    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), TINY)
+    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
     result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
     return result
 

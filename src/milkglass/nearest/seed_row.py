@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from milkglass.nearest.products import Cosines, Slack, exact
 from milkglass.nearest.select import Ids, LikelyRow
 
-DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
-OUTSIDE = -2.0  # the rough value of rows that do not take part
+COSINE_DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
+OUTSIDE_VALUE = -2.0  # the rough value of rows that do not take part
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SeedRow:
     """One row's cosines with all rows of a table (n, d).
 
     Attributes:
-        rough: (n,) fp32; `OUTSIDE` for a row that does not take part.
+        rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
         place: (n,) the order of equal cosines.
         likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
@@ -75,14 +75,14 @@ class SeedRow:
         """Returns the quantile of exact cosines: those surely above its two neighbours are counted, not measured."""
         index = int(at)
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
-        rows, index = rows[self.rough[rows] > OUTSIDE], index - above
+        rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
         if self._coarse:
             values = self.cosines.measured(self.row, rows)
             near, above = _around(values, _pair(values, index), self.cosines.slack)
             rows, index = rows[near], index - above
         cosines = self._measured(rows)[1]
         high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
-        return round(high + (at - int(at)) * (low - high), DECIMALS)
+        return round(high + (at - int(at)) * (low - high), COSINE_DECIMALS)
 
     def _apart(self, values: NDArray[np.float32]) -> bool:
         """Returns whether the order of fp32 values, largest first, is certain.
@@ -120,12 +120,12 @@ class SeedRow:
         """Returns the rough values of an index and the next, from 0, largest first."""
         values = self.likely.low_values
         if len(values) < index + 2 or len(values) == len(self.rough):
-            values = self.rough[self.rough > OUTSIDE]
+            values = self.rough[self.rough > OUTSIDE_VALUE]
         return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns rows and exact cosines, nearest first, ties by place."""
-        cosines = np.round(exact(self.cosines.source, self.row, rows), DECIMALS)
+        cosines = np.round(exact(self.cosines.source, self.row, rows), COSINE_DECIMALS)
         by = np.lexsort((self.place[rows], -cosines))
         return rows[by], cosines[by]
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device
-from milkglass.nearest.products import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
-from milkglass.nearest.seed_row import DECIMALS, OUTSIDE, SeedRow
+from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, threads_each
+from milkglass.nearest.seed_row import COSINE_DECIMALS, OUTSIDE_VALUE, SeedRow
 from milkglass.nearest.select import Likely
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
@@ -122,7 +122,7 @@ class _Wave:
     """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
 
     Attributes:
-        rough: (b, n) their cosines, `OUTSIDE` for a row that does not take part.
+        rough: (b, n) their cosines, `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of these.
         likely: the entries of each row that reach likely thresholds.
     """
@@ -137,7 +137,7 @@ class _Wave:
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
-        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
+        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE_VALUE
         values = device.array(rough)
         return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
@@ -156,7 +156,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
-    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(TINY))
+    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
     sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
     few, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
     for some in np.split(few, range(step, len(few), step)):
@@ -171,7 +171,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
             fits = others & (sizes + size < 2 * k)
             j = int(np.where(fits if fits.any() else others, cosines[row], -np.inf).argmax())
             means[j] += (means[i] - means[j]) * np.float32(size / (sizes[j] + size))
-            lengths[j] = max(np.linalg.norm(means[j]), np.float32(TINY))
+            lengths[j] = max(np.linalg.norm(means[j]), np.float32(MIN_LENGTH))
             if j in row_of:
                 mine[row_of[j]] = means[j]
                 cosines[row_of[j]] = means @ means[j] / lengths
@@ -221,7 +221,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
 def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
     """Computes lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
-    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
+    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), COSINE_DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
     u = np.round((epsilon * cosines / 2 + scale * z) / SCORE_STEP) * SCORE_STEP
     e = np.exp(u - u.max(2, keepdims=True))

@@ -97,7 +97,7 @@ class OutOfTime(BaseException):
     """Ends an attack that does not end by itself. No `except Exception` of an attack catches it."""
 
 
-AGAIN = 0.5  # seconds until an attack that went on is ended again
+REPEAT_SECONDS = 0.5  # seconds until an attack that went on is ended again
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def ended_with(deadline: Budget | None) -> Iterator[None]:
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, end)
-    other_delay, other_interval = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), AGAIN)
+    other_delay, other_interval = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), REPEAT_SECONDS)
     try:
         yield
     finally:

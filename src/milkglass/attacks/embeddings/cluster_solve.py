@@ -53,12 +53,12 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-EXACT = 1e-6  # rows in fp32 satisfy their equations this well
-HOPELESS = 0.35  # more left over than this in the median row: not a mixture
-LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
-REST_CELLS = 100_000  # one group for all that remains, up to this size
-REST_LIST = 20  # else so many tokens for each row
-TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
+EXACT_MISFIT = 1e-6  # rows in fp32 satisfy their equations this well
+MAX_MEDIAN_MISFIT = 0.35  # more left over than this in the median row: not a mixture
+MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
+MAX_REST_CELLS = 100_000  # one group for all that remains, up to this size
+REST_TOKENS = 20  # else so many tokens for each row
+REST_TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ClusterSearch:
         self.widths, self.batch, self.sketch, self.margins = widths, batch, sketch, margins
         self.rows, self.tokens = sparse.unit(mixed), sparse.unit(public)
         self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
-        self.noise, self.clusters = EXACT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
+        self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def verbatim(self) -> None:
         """Takes out rows that equal a public row, and finds which public rows equal each other."""
@@ -109,7 +109,7 @@ class ClusterSearch:
 
     @property
     def exact(self) -> bool:
-        return self.noise <= 10 * EXACT
+        return self.noise <= 10 * EXACT_MISFIT
 
     @property
     def free_tokens(self) -> Ids:
@@ -130,8 +130,8 @@ class ClusterSearch:
                 share = len(tokens) / self.rows.shape[1]
                 rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
                 misfits.append(rest / max(1e-3, 1 - share) ** 0.5)
-        self.noise = max(EXACT, float(np.median(misfits)))
-        if self.noise < LOUD:
+        self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
+        if self.noise < MAX_SKETCH_NOISE:
             self._project(self.sketch)
 
     def _project(self, size: int) -> None:
@@ -145,7 +145,7 @@ class ClusterSearch:
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
-        if self.noise > HOPELESS:
+        if self.noise > MAX_MEDIAN_MISFIT:
             return
         margins = self.margins[:1] if self.exact else self.margins
         widths = list(dict.fromkeys(self._width(width) for width in self.widths))
@@ -191,7 +191,7 @@ class ClusterSearch:
         """
         rows, tokens = self.pool_rows, self.pool_tokens
         wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
-        extra = 16 if self.noise < LOUD else 96
+        extra = 16 if self.noise < MAX_SKETCH_NOISE else 96
         nearest_rows = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
         shares = sparse.explained(tokens.small, rows.small[nearest_rows[:, :width]])
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
@@ -255,7 +255,7 @@ class ClusterSearch:
         most = min(self.copies * sum(len(self.twins[token]) for token in tokens), len(order))
         for count in range(self.copies * len(tokens), most + 1, self.copies):
             ratio = float(misfits[count] / misfits[count - 1])
-            if ratio > worse and (misfits[count - 1] <= 10 * self.noise or self.noise > LOUD):
+            if ratio > worse and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
                 best, worse = count, ratio
         return among[order[:best]], worse
 
@@ -370,14 +370,14 @@ def _rest(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.
     if not len(unassigned):
         unassigned = np.arange(len(search.tokens))
     tokens = search.tokens[torch.from_numpy(unassigned)]
-    if len(rows) * len(unassigned) <= REST_CELLS:
+    if len(rows) * len(unassigned) <= MAX_REST_CELLS:
         yield (
             Group(rows, unassigned),
-            sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / TEMPERATURE).numpy(),
+            sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
         )
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / TEMPERATURE)
-        best = likelihood.topk(min(REST_LIST, len(unassigned)), dim=1)
+        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
+        best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
         for row, places, values in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
             yield Group(np.array([row]), unassigned[places]), values[None]

@@ -39,7 +39,7 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-ROUNDS = 30
+MAX_ROUNDS = 30
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
@@ -68,7 +68,7 @@ def trimmed(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
     result = rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         error = (vectors.double() @ result - turned_vectors.double()).norm(dim=1) / vectors.double().norm(
             dim=1
         ).clamp_min(1e-30)

@@ -45,8 +45,8 @@ Floats = NDArray[np.float64]
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
 BREAKPOINTS_AT_A_TIME = 2_000_000
 SAMPLE_BREAKPOINTS = 1_200_000  # of which eps is estimated: 1,200 groups of 10
-EVALUATIONS = 36  # of the likelihood, by which eps is estimated
-FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
+LIKELIHOOD_EVALUATIONS = 36  # of the likelihood, by which eps is estimated
+MIN_NOISE_SCALE = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Matching(Solver):
             part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
             sample = _stacked(groups, part, table, self.floor)
             epsilon = estimate(sample)
-            budget.spend(EVALUATIONS * sum(map(_work, sample)))
+            budget.spend(LIKELIHOOD_EVALUATIONS * sum(map(_work, sample)))
         for batch in _stacked(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
@@ -143,8 +143,8 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
     a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
-    result = _integral(a, np.maximum(scale, FLAT)[:, None, :])
-    result[(scale <= FLAT).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
+    result = _integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
+    result[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
     return result
 
 

@@ -32,11 +32,11 @@ from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # how far a row stored so is off, relative
-EXACT = 1e-6
-ROUNDS = 6
+EXACT_MISFIT = 1e-6
+MAX_ROUNDS = 6
 REACH = (2048, 8192, None)  # of the free public rows nearest to a mean, those that are looked at in each pass
-REST = 20  # tokens named for a cluster that was not solved
-TEMPERATURE = 0.05
+REST_TOKENS = 20  # tokens named for a cluster that was not solved
+REST_TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class MeanSolve(Solver):
         among = likeness.topk(min(count, reach or count)).indices
         rows = tokens[among]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             on, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
             selected = pool[on[0]]
             if not len(selected):
@@ -131,11 +131,11 @@ class MeanSolve(Solver):
 def _noise(table: Tensor) -> float:
     """Returns the relative error of a row by storage, taken from whether bf16 or fp16 can hold the table's numbers."""
     part = table[: 1 << 12]
-    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT)
+    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT_MISFIT)
 
 
 def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:
     among = np.flatnonzero(free) if free.any() else np.arange(len(tokens))
-    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / TEMPERATURE)[None])[0]
-    best = scores.topk(min(REST, len(among)))
+    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / REST_TEMPERATURE)[None])[0]
+    best = scores.topk(min(REST_TOKENS, len(among)))
     return Group(rows, among[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

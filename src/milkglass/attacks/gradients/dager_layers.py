@@ -28,7 +28,7 @@ from milkglass.threat.training_step import SharedStep
 
 FLOATS_AT_A_TIME = 4_000_000  # embedded
 FORWARD_TOKENS = 8192  # tokens that go through a model at a time
-DISTINCT = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
+MIN_DISTINCT_DISTANCE = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
 TokenTuple = tuple[int, ...]
 
 
@@ -311,4 +311,4 @@ def _added(rows: Tensor, basis: Tensor) -> Tensor:
     """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
     outside = rows - (rows @ basis) @ basis.T
     _, values, right = torch.linalg.svd(outside, full_matrices=False)
-    return right[values > DISTINCT].T
+    return right[values > MIN_DISTINCT_DISTANCE].T

@@ -35,9 +35,9 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-EQUAL = 1e-3  # two entries are one, relative to the larger
-EXACT = 1e-6  # a distance that is rounding
-SHAKES = 3  # changes at random to a text that no single change brings nearer
+EQUAL_TOLERANCE = 1e-3  # two entries are one, relative to the larger
+ROUNDING_DISTANCE = 1e-6  # a distance that is rounding
+RANDOM_CHANGES = 3  # changes at random to a text that no single change brings nearer
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
     from scipy.optimize import linear_sum_assignment
 
     both = (rows[None] != 0) & (places[:, None] != 0)
-    near = (rows[None] - places[:, None]).abs() <= EQUAL * torch.maximum(rows[None].abs(), places[:, None].abs())
+    near = (rows[None] - places[:, None]).abs() <= EQUAL_TOLERANCE * torch.maximum(
+        rows[None].abs(), places[:, None].abs()
+    )
     gain = (both & near).sum(2).double() - (both & ~near).sum(2).double()  # (t, k)
     result = np.full(len(places), -1)
     at, which = linear_sum_assignment(device.array(gain), maximize=True)
@@ -158,9 +160,9 @@ class _OrderSearch:
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
-        while not self.over and self.away > EXACT:
+        while not self.over and self.away > ROUNDING_DISTANCE:
             shaken = self.best
-            for _ in range(SHAKES):
+            for _ in range(RANDOM_CHANGES):
                 shaken = next(_changed(shaken, self.tokens, rng), shaken)
             self._descend(shaken, rng)
 

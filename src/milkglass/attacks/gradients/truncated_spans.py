@@ -26,7 +26,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks.gradients.dager_layers import (
-    DISTINCT,
+    MIN_DISTINCT_DISTANCE,
     AttentionInput,
     TokenTuple,
     blocks,
@@ -44,7 +44,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-DENSE = 4  # above one direction in DENSE, all are computed
+DENSE_SVD_RATIO = 4  # above one direction in DENSE_SVD_RATIO, all are computed
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def coverage(span: Span, vectors: Tensor) -> Tensor:
     """
     new, size = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
     inside = (span.basis.float().T @ new).square().sum(1)  # (b, t)
-    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > DISTINCT)).sum(1)
+    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
 
 
 def truncated(batch: SharedBatch, attention_input: AttentionInput, count: int) -> Span | None:
@@ -143,7 +143,7 @@ def truncated(batch: SharedBatch, attention_input: AttentionInput, count: int) -
 def strongest(rows: Tensor, count: int) -> Tensor:
     """Returns (d, count) the first right singular vectors of rows (m, d), orthonormal, in float64."""
     count = min(count, *rows.shape)
-    if count * DENSE > min(rows.shape):
+    if count * DENSE_SVD_RATIO > min(rows.shape):
         return torch.linalg.svd(rows.double(), full_matrices=False)[2][:count].T.contiguous()
     values, right = svds(device.array(rows), k=count, random_state=0, return_singular_vectors="vh")[1:]
     return device.tensor(right[values.argsort()[::-1]].T.astype(np.float64))

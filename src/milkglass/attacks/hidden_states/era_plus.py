@@ -39,7 +39,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
-FLOOR = 0.01  # of what one place can say against a candidate
+MIN_PLACE_CHANCE = 0.01  # of what one place can say against a candidate
 PLACES_AT_A_TIME = 256  # places whose candidates are weighed at once
 NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be left alone
 
@@ -84,7 +84,7 @@ class ERAPlus(Solver):
         contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
         scores = weighed(contexts, public_head(required(knowledge.public_model)), member)
         scores -= log_share[member]
-        table.update(ids, scores, FLOOR)
+        table.update(ids, scores, MIN_PLACE_CHANCE)
         posterior, _ = table.weighed(table.evidence(self.damping), table.belief(prior.likelihood))
         combined = [np.zeros(one.shape) for one in prior.likelihood]
         table.store(posterior, combined, np.zeros(size, np.int64), prior.groups)

@@ -40,8 +40,11 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
-PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
-TRAINING = 0.8  # of what is left then
+LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = (
+    0.7,
+    0.6,
+)  # of the budget: what is left at least when the public, the client's states are computed
+TRAINING_SHARE = 0.8  # of what is left then
 TOKENS_AT_A_TIME = 512
 
 
@@ -167,13 +170,15 @@ class InvBert(Attack):
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
-        states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds), budget)
+        states, read = self.states(
+            own, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
+        )
         is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        some = batches_within(transcript.tokens, budget, second, SENT * seconds)
+        some = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
         seen, reached = self.observed(transcript, some, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
-        train(inverter, states[is_read], corpus, self, budget.part(TRAINING, budget.progress), rng)
+        train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (
             part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)

@@ -36,7 +36,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
-ALONE = 512  # tokens run at a time, each in a text of its own
+SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
 
 
 def hidden_of(transcript: Transcript, width: int) -> str | None:
@@ -134,7 +134,7 @@ def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
     """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
     runner, (prefix, suffix) = body(public, layer), around
     states = []
-    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):
+    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
         texts = [np.tile(prefix, (len(part), 1)), part[:, None], np.tile(suffix, (len(part), 1))]
         ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
         states.append(state(runner, ids, layer)[:, len(prefix)])

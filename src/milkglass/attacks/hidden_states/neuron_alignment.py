@@ -43,9 +43,9 @@ from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-IDS = 1024  # run at a time, each as a text of its own
-LEVELS = 1001  # quantiles by which two sets of correlations are compared
-PROBE = 4  # a sample over this is enough for them
+IDS_AT_A_TIME = 1024  # run at a time, each as a text of its own
+QUANTILES = 1001  # quantiles by which two sets of correlations are compared
+PROBE_RATIO = 4  # a sample over this is enough for them
 MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
@@ -65,7 +65,7 @@ class NeuronReader:
         with torch.no_grad():
             rows_before = table[ids]
             table[ids] = rows_before if noise is None else rows_before + noise
-            for some in ids.split(IDS):
+            for some in ids.split(IDS_AT_A_TIME):
                 self.network(input_ids=some[:, None], use_cache=False)
             table[ids] = rows_before
         hook.remove()
@@ -99,7 +99,7 @@ def _matched(first: Tensor, second: Tensor) -> Ids:
 def levels(neurons: Tensor) -> Tensor:
     """Returns quantiles of all correlations between neurons (n, f), which do not depend on their order."""
     values = correlations(neurons).flatten().sort().values
-    return values[torch.linspace(0, len(values) - 1, LEVELS).long()]
+    return values[torch.linspace(0, len(values) - 1, QUANTILES).long()]
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class NeuronAlignment(NearestRows):
         noise = device.moved(deviation) * device.tensor(
             rng.standard_normal((len(some), public.width), dtype=np.float32)
         )
-        probe = _some(len(some), max(1, len(some) // PROBE), rng)
+        probe = _some(len(some), max(1, len(some) // PROBE_RATIO), rng)
         own_levels = levels(neurons[_some(len(neurons), len(probe), rng)])
 
         def unlike(size: float) -> float:

@@ -35,7 +35,7 @@ from milkglass.attacks.gradients.dager_layers import (
     grown_texts,
     tokens_in_spans,
 )
-from milkglass.attacks.gradients.spans import EDGE, Span, sent_rows
+from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import ours
 from milkglass.parameters import limited, require
@@ -60,7 +60,7 @@ class SpanMembership(Attack):
     """
 
     k: int = limited(10, least=1)
-    tolerance: float = limited(EDGE, above=0)
+    tolerance: float = limited(EDGE_FACTOR, above=0)
     noise: float = limited(0.0)
     most: int = limited(256, least=1)
 

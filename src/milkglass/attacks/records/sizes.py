@@ -25,8 +25,8 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
-FIRST, BINS, TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
-MOST_BEFORE = 6  # records before the first token
+FIRST_RECORDS, SIZE_BINS, FOREST_TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
+MAX_RECORDS_BEFORE = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)
 
 
@@ -45,8 +45,8 @@ class Sizes(Attack):
         from sklearn.ensemble import ExtraTreesClassifier
 
         recordings, (seen, *_) = required(knowledge.recordings), transcript.all(Records)
-        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, BINS)))
-        forest = ExtraTreesClassifier(TREES, random_state=int(rng.integers(2**31)))
+        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_BINS)))
+        forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
         forest.fit(features(recordings.records, edges), recordings.topics)
         lengths = None if recordings.lengths is None else token_lengths(seen, recordings)
         return Guess(topics=forest.predict(features(seen, edges)).astype(np.int64), token_lengths=lengths)
@@ -62,7 +62,7 @@ def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
     bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
-    first = [np.pad(one[:FIRST], (0, max(0, FIRST - len(one)))) for one in (sizes, pauses)]
+    first = [np.pad(one[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(one)))) for one in (sizes, pauses)]
     whole = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
     return np.concatenate([whole, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
 
@@ -80,7 +80,7 @@ def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
         if len(tokens)
     ]
     best = (0, 0, 0)
-    for records_before in range(MOST_BEFORE + 1):
+    for records_before in range(MAX_RECORDS_BEFORE + 1):
         parts = [
             record_sizes[records_before : records_before + len(tokens)]
             - tokens[: max(0, len(record_sizes) - records_before)]

@@ -31,7 +31,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
 TEXTS_AT_A_TIME = 64
-RANKS = 3
+SPANS_A_MASK = 3
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class MaskFilling(Attack):
             kind: counts.most_common(self.candidates)
             for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
-        running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
+        running = np.full((len(texts.ids), SPANS_A_MASK), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
         located = [one for one in masks(texts, tokenizer) if one.kind in spans_of_kind]
         for mask in located:
-            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:RANKS]])
+            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:SPANS_A_MASK]])
         for mask, order in self._weighed(texts, located, spans_of_kind, knowledge, budget, rng):
-            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:RANKS].tolist()])
+            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:SPANS_A_MASK].tolist()])
         return Guess(running=running)
 
     def _weighed(

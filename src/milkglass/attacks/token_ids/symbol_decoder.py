@@ -49,9 +49,12 @@ from milkglass.threat.observations import Tokens, Transcript
 
 START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
-TRAINING = 0.8  # of the budget
-BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
-UNSEEN = 0.05  # occurrences of a token that the public text lacks
+TRAINING_SHARE = 0.8  # of the budget
+TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = (
+    0.5,
+    0.5,
+)  # where a language model reads after the training: of the budget, of what is left
+UNSEEN_COUNT = 0.05  # occurrences of a token that the public text lacks
 MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
@@ -295,21 +298,23 @@ class SymbolDecoder(Attack):
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
         apart, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
-        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
-        share = TRAINING if self.reader is None else BEFORE_READING
+        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT)
+        share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         counted = np.ones(public.size, np.bool_)
         counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids, counted)
         sent = transcript.tokens.mapped(symbols.of_id)
-        others = corpus.counts(public.size).astype(np.float64) + UNSEEN
+        others = corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT
         listed = beliefs.listed(sent, weights, self.k, others)
         if self.reader is not None and budget.left() > 0:
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
             known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
             causal = CausalReader.of(public, self.reader, corpus, budget)
-            language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
+            language = LanguageReader.chosen(
+                causal, self.width, apart, known, counted, budget.part(CHOOSING_SHARE), rng
+            )
             listed = language.read(sent, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=others)
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
-from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW, CausalReader, ReadBatch
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW_TOKENS, CausalReader, ReadBatch
 from milkglass.sequences import Ids, Sequences, batched
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -75,7 +75,7 @@ class Beam:
         self.tokens = np.empty((texts, width, 0), np.int64)
         self.total = np.full((texts, width), -np.inf)
         self.total[:, 0] = 0
-        self.longest = min(WINDOW, int(getattr(reader.model.config, "max_position_embeddings", WINDOW)))
+        self.longest = min(WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         self.states = reader.head.new_zeros(texts * width, reader.head.shape[1])
         self.joined = np.ones(texts * width, np.bool_)
         self._begin_again()

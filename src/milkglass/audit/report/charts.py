@@ -14,8 +14,8 @@ from milkglass.metrics.interval import Interval
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, styled, svg
 
 BAR = "#4f9dbd"
-WIDE, ROW = 480, 40  # of a chart, and of a bar with its gap, in pixels
-LONG = 26  # letters of a label's line
+WIDTH_PIXELS, ROW_PIXELS = 480, 40  # of a chart, and of a bar with its gap, in pixels
+MAX_LINE_LETTERS = 26  # letters of a label's line
 
 
 def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
@@ -27,11 +27,11 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     """
     rows = {name: one for name, one in rows.items() if one.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
-    labels = ["\n".join(textwrap.wrap(name, LONG)) for name in (*rows, *lines)]
+    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *lines)]
     if not labels:
         return ""
     with styled():
-        figure, (axes,) = panels(1, WIDE, ROW * len(labels) + 64)
+        figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
         for place, one in enumerate(rows.values()):
             alone = math.isnan(one.low)
             axes.barh(place, 100 * one.value, 0.55, color=BAR)
@@ -67,7 +67,7 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     if not points:
         return ""
     with styled():
-        figure, (axes,) = panels(1, WIDE, 380)
+        figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
         for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
             own = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

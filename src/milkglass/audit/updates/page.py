@@ -13,7 +13,7 @@ from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE, level
 from milkglass.audit.updates.report import Measures, UpdateAudit, UpdateResult, tokens, verdict
 from milkglass.metrics.interval import Interval
 
-EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
+MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
@@ -22,13 +22,13 @@ def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     best = measured[0] if measured else None
     level = level_of(best.tokens.value, any(one.cut for one in measured)) if best else "unknown"
     example = next((one for one in readings if best is not None and one["attack"] == best.attack), None)
-    texts = [] if example is None else [*example["texts"][:EXAMPLES], *example["readings"][:EXAMPLES]]
+    texts = [] if example is None else [*example["texts"][:MAX_EXAMPLES], *example["readings"][:MAX_EXAMPLES]]
     return (
         environment("".join(texts))
         .get_template("audit/report/updates.html")
         .render(
             r=result, done=measured, best=best, verdict=verdict(result), level=level, label=LABELS[level],
-            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=EXAMPLES, tokens=tokens,
+            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=MAX_EXAMPLES, tokens=tokens,
             **{name: Markup(svg) for name, svg in charts_svg(result, measured).items()},
         )
     )  # fmt: skip

@@ -7,7 +7,7 @@ import math
 from milkglass.compare.result import Compared, Group
 from milkglass.plots import COLOURS, GREY, named, panels, styled, svg
 
-WIDE, HIGH = 640, 420
+WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
 MARKERS: dict[Group, str] = {
     "nothing is sent": "D", "names are masked": "s", "words are replaced": "^", "words are scrambled": "o",
     "states are sent": "v", "confidential hardware": "P", "sent as it is": "X",
@@ -22,7 +22,7 @@ def picture_svg(result: Compared) -> str:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
     with styled():
-        figure, (axes,) = panels(1, WIDE, HIGH)
+        figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
         for number, one in enumerate(points):
             assert one.quality is not None
             value, low, high = (scale * part for part in (one.quality.value, one.quality.low, one.quality.high))

@@ -39,7 +39,7 @@ from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, batch
 
-CHUNK = 32  # sentences between two savings
+SENTENCES_A_PART = 32  # sentences between two savings
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ def shadowed(
     path = cache.place("shadows", f"shadows-{name}.jsonl")
     shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(shadows) < len(rows):
-        subset = np.arange(len(shadows), min(len(shadows) + CHUNK, len(rows)))
+        subset = np.arange(len(shadows), min(len(shadows) + SENTENCES_A_PART, len(rows)))
         shadows += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
         with files.atomic_write(path) as file:
             file.write("".join(f"{json.dumps(one)}\n" for one in shadows))

@@ -29,7 +29,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-ROUNDING = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
+ROUNDING_SHARE = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float,
 def line(x: Floats, y: Floats) -> FittedLine | None:
     """Returns the least-squares line. None: x varies by rounding only; x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
-    if np.abs(spread).max() <= ROUNDING * np.abs(x).max():
+    if np.abs(spread).max() <= ROUNDING_SHARE * np.abs(x).max():
         return None
     slope = float(spread @ (y - y.mean())) / float(spread @ spread)
     return FittedLine(slope, float(y.mean()) - slope * float(x.mean()))

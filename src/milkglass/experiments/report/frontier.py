@@ -23,7 +23,7 @@ from milkglass.plots import COLOURS, GREY, named, numbered, panels, styled, svg
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
-ALL_READ = 99.95  # percent of the content: nothing is hidden
+ALL_READ_PERCENT = 99.95  # percent of the content: nothing is hidden
 OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
 
@@ -141,7 +141,7 @@ def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list
     """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
     return [
         not one.control
-        and one.read < ALL_READ
+        and one.read < ALL_READ_PERCENT
         and (level is None or one.utility > level)
         and not one.beaten(all_points)
         for one in all_points
@@ -150,7 +150,7 @@ def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list
 
 def finding(every: Sequence[DefencePoint], level: float | None) -> str:
     """Returns in a sentence what the points show. `level` is the utility of the client alone."""
-    candidates = [one for one in every if not one.control and one.read < ALL_READ]
+    candidates = [one for one in every if not one.control and one.read < ALL_READ_PERCENT]
     if level is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
     better = sorted((one for one in candidates if one.utility > level), key=lambda one: one.read)

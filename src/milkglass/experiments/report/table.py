@@ -24,7 +24,7 @@ from milkglass.experiments.record import SPREAD, ResultRecord
 from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
-ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
+SAME_FIGURE_TOLERANCE = 0.005  # figures that differ by less, relative to the paper's, are the same number
 SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
 NOT_RESULTS = ("private tokens", "seconds")  # input and cost of a run, not results
 UNEXPLAINED = "Not explained: the recipe gives no reason."
@@ -120,7 +120,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
 
 def _note(one: ResultRecord, notes: list[str]) -> int:
     """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
-    if one.published is None or abs(one.value - one.published) <= ALIKE * abs(one.published):
+    if one.published is None or abs(one.value - one.published) <= SAME_FIGURE_TOLERANCE * abs(one.published):
         return 0
     reason = one.why or UNEXPLAINED
     if reason not in notes:

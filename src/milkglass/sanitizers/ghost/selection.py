@@ -33,15 +33,15 @@ from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from milkglass.sequences import Ids
 
-BF16_ALLOWED = 0.5  # times sqrt(loss noise)
-BF16_SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
+BF16_NOISE_FACTOR = 0.5  # times sqrt(loss noise)
+BF16_SEEN_FACTOR = 4  # times the noise: a sentence that is nearer is not looked at in bf16
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP_SENTENCES = 32  # sentences of one length at a time
 
 
 def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
-    return np.asarray(2 * noise + BF16_ALLOWED * np.sqrt(losses * noise))
+    return np.asarray(2 * noise + BF16_NOISE_FACTOR * np.sqrt(losses * noise))
 
 
 def worth(
@@ -271,7 +271,7 @@ class _Group:
         measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
-        rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN * noise
+        rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN_FACTOR * noise
         seen = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
             rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])

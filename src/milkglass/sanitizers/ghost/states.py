@@ -32,7 +32,7 @@ from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
 FORWARD_TOKENS = 2048  # more don't make a processor faster
 GPU_FORWARD_TOKENS = 32768
-SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
+LOSS_SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
 
 
 class _NobodyLeft(Exception):
@@ -126,7 +126,7 @@ class Encoder:
         """
         at = self.model.device
         ids, owner, bounds = ids.to(at), owner.to(at), bounds.to(at)
-        tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
+        tally = _ForwardSums(traces, owner, bounds * (1 + LOSS_SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
         with torch.inference_mode(), self._watched(tally.enter):
             try:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
-SILENCE = 120.0  # seconds that the next token may take
-MAX_MESSAGE = 64 << 10  # bytes of a server's message
-MAX_PACKAGE = 8 << 30
+SILENCE_SECONDS = 120.0  # seconds that the next token may take
+MAX_MESSAGE_BYTES = 64 << 10  # bytes of a server's message
+MAX_PACKAGE_BYTES = 8 << 30
 RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 
@@ -89,8 +89,10 @@ class DecoderServer:
                     stream.watch.extend(stream.silence)
                     chunks.append(chunk)
                     size += len(chunk)
-                    if size > MAX_PACKAGE:
-                        raise RemoteError(f"the package has more than {MAX_PACKAGE} bytes", "don't trust this server")
+                    if size > MAX_PACKAGE_BYTES:
+                        raise RemoteError(
+                            f"the package has more than {MAX_PACKAGE_BYTES} bytes", "don't trust this server"
+                        )
             return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
@@ -116,7 +118,7 @@ class DecoderServer:
                 compression=None,
                 user_agent_header=None,
                 open_timeout=CONNECT,
-                max_size=MAX_MESSAGE,
+                max_size=MAX_MESSAGE_BYTES,
                 ping_interval=None,
                 **options,
             ).__enter__()  # `SplitStream.answer` closes it
@@ -171,7 +173,7 @@ class SplitStream:
         with self._lost_in_words(socket):
             socket.send(message)
             self.sent += len(message)
-            answer = socket.recv(timeout=SILENCE)
+            answer = socket.recv(timeout=SILENCE_SECONDS)
         if isinstance(answer, str):
             raise _refusal(answer)
         self.received += len(answer)

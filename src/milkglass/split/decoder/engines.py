@@ -34,7 +34,7 @@ MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
 FLAG = "--enable-prompt-embeds"
 HINT = f"is vLLM's server there, started with {FLAG}?"
 ENDS = ("stop", "length")
-EMPTY_EVENTS = 1000  # events of an answer without an id, in all
+MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class PromptEmbedsStream:
                 fresh = self._checked(document(data, "an event of the answer"))
                 yield from fresh
                 empty += not fresh
-                if empty > EMPTY_EVENTS:
-                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without an id", "try again")
+                if empty > MAX_EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
     def _checked(self, answer: Mapping[str, Any]) -> list[int]:

@@ -18,7 +18,7 @@ from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 REASONS = (None, "stop", "length")
-OVERHEAD = 200  # bytes of a message besides its numbers, at most
+OVERHEAD_BYTES = 200  # bytes of a message besides its numbers, at most
 PROTOCOL = "client and server must be of one version (docs/formats.md)"
 
 
@@ -73,8 +73,10 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:
     """Returns the only tensor, of at most `size` bytes. No length that the message states allocates memory."""
-    if len(message) > size + OVERHEAD:
-        raise error(f"a message of {len(message)} bytes, at most {size + OVERHEAD} are allowed", "send fewer vectors")
+    if len(message) > size + OVERHEAD_BYTES:
+        raise error(
+            f"a message of {len(message)} bytes, at most {size + OVERHEAD_BYTES} are allowed", "send fewer vectors"
+        )
     try:
         tensors = load(message)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as fault:

@@ -31,7 +31,7 @@ from milkglass.server.http.routing import RequestBody
 log = logging.getLogger(__name__)
 
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
-MAX_NONCES, LIFE = 256, 120.0  # the most open challenges, and how many seconds each stays open
+MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how many seconds each stays open
 MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10
 UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
 
@@ -65,7 +65,7 @@ class Gate:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}
             if len(self._nonces) >= MAX_NONCES:
                 raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
-            self._nonces[nonce] = now + LIFE
+            self._nonces[nonce] = now + CHALLENGE_SECONDS
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:

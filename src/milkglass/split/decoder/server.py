@@ -27,8 +27,8 @@ from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
 from milkglass.split.spec import DecoderInfo, OpenRequest
 
-GRACE = 0.005  # seconds that rows with a vector wait for the others
-SESSIONS = 64
+GRACE_SECONDS = 0.005  # seconds that rows with a vector wait for the others
+MAX_SESSIONS = 64
 MAX_LENGTH = 8192
 MAX_NEW = 4096
 
@@ -51,7 +51,7 @@ class SplitGenerator(Engine[SplitSequence]):
     `submit` hands in a prompt, `deliver` each later vector. The rows of all sessions run in one batch, as in
     `server/inference/generator.py`, but a row can go on only when its client's vector has arrived. Rows whose vectors
     arrive in time go on together. The others are parked, each in its own group, and join again when their vector
-    arrives. A slow client delays others by at most `GRACE`.
+    arrives. A slow client delays others by at most `GRACE_SECONDS`.
     """
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
@@ -100,8 +100,8 @@ class SplitGenerator(Engine[SplitSequence]):
         return [self._rows, *self._parked]
 
     def _gather(self) -> None:
-        """Waits up to GRACE for missing vectors, then parks rows without one and takes back parked rows with one."""
-        until = time.monotonic() + GRACE
+        """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
+        until = time.monotonic() + GRACE_SECONDS
         with self._changed:
             while not all(one.due for one in running(self._rows)):
                 seconds_left = until - time.monotonic()
@@ -234,7 +234,7 @@ def opened(
     checkpoint: Checkpoint,
     name: str,
     policy: RowPolicy,
-    sessions: int = SESSIONS,
+    sessions: int = MAX_SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
     """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""

@@ -5,9 +5,9 @@ tokens' (`SharedStep.dummy`). And some are negligible beside the others: attenti
 whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
 
 The class of a text is known. With the next-token loss, the labels are the text itself. Each place's soft label is then
-computed from its embedding, softmax(SHARP x cosine to every token's), so that one unknown serves as both. (DLG learns
-the soft label as a second unknown, for one class a text. With a vocabulary of classes at each place, that would be far
-more unknowns than embeddings.) A guess of whole tokens is compared with these tokens as its labels.
+computed from its embedding, softmax(SOFT_LABEL_SHARPNESS x cosine to every token's), so that one unknown serves as
+both. (DLG learns the soft label as a second unknown, for one class a text. With a vocabulary of classes at each place,
+that would be far more unknowns than embeddings.) A guess of whole tokens is compared with these tokens as its labels.
 
 As in LAMP, the special tokens around every text ([CLS] and [SEP]) are known beforehand: from the public tokenizer, or
 from public text. Otherwise every place of a text is free.
@@ -35,7 +35,7 @@ from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
 PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
-SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
+SOFT_LABEL_SHARPNESS = 20.0  # how much a soft label of the next token prefers the nearest one
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
 MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
@@ -266,7 +266,7 @@ class Problem:
         if self.labels is not None:
             return self.labels.repeat(guesses)
         cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
-        return torch.softmax(SHARP * cosines, 2)
+        return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
     def _run(self) -> Any:
         return nullcontext() if self.masks is None else self.masks

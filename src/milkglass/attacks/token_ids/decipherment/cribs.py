@@ -19,7 +19,7 @@ import numpy as np
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-NEARLY_ALL = 0.98
+MIN_AGREEING_SHARE = 0.98
 MAX_BOILERPLATE = 2000  # places of boilerplate looked at
 MIN_SEQUENCES = 20  # below which agreement may be chance
 
@@ -36,7 +36,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
         places = ends[long] - 1 - at if backwards else (ends - lengths)[long] + at
         kinds, counts = np.unique(texts.ids[places], return_counts=True)
         best = int(counts.argmax())
-        if counts[best] < NEARLY_ALL * len(lengths):
+        if counts[best] < MIN_AGREEING_SHARE * len(lengths):
             break
         result.append(int(kinds[best]))
     return np.array(result, np.int64)

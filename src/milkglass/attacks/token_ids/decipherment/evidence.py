@@ -15,7 +15,7 @@ from milkglass.attacks.token_ids.decipherment.decipherment import UNLIKELIEST, c
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
+MAX_CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
 MAX_LOG_RATIO = 30.0
 START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
@@ -55,7 +55,7 @@ class EvidenceTable:
             if len(group.members) > 1
             for row in np.flatnonzero(open_[group.rows]).tolist()
         ]
-        widths = [min(CHOICES, len(candidates.groups[number].members)) for number, _ in where]
+        widths = [min(MAX_CHOICES, len(candidates.groups[number].members)) for number, _ in where]
         shape = (len(where), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
         self.line = np.full(size, -1)

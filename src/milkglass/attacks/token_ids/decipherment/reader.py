@@ -38,7 +38,7 @@ from milkglass.threat.knowledge import required
 
 CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
 OPENING = frozenset("'([{$#")  # and without one after
-WINDOW = 256  # a longer text is read in parts
+WINDOW_TOKENS = 256  # a longer text is read in parts
 MIN_PROBABILITY = 1e-7  # is added to each id's mean probability, so that its logarithm is finite
 PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
 IDS_AT_A_TIME = 1024  # of one run of the model
@@ -167,7 +167,7 @@ class CausalReader:
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
         """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
-        longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
+        longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, at, joined, where = [], [], [], []
         for number in numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
