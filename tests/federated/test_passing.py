@@ -47,8 +47,8 @@ def interrupted(there: World, source: Path, site: Path, seed: int | None, ghost:
 
 def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts each call of GHOST is given from now on."""
-    counts, real = list[int](), ghost_stage._made
-    monkeypatch.setattr(ghost_stage, "_made", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
+    counts, real = list[int](), ghost_stage._make_part
+    monkeypatch.setattr(ghost_stage, "_make_part", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
     return counts
 
 

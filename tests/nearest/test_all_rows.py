@@ -167,10 +167,10 @@ def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
     special = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, 3.4e38], np.float32)
     value = rng.permutation(np.concatenate([special, special, rng.normal(size=200).astype(np.float32)]))
     column = rng.integers(2**31 - 1, size=len(value), dtype=np.int32)
-    keys = module._packed(column, value)
+    keys = module._pack(column, value)
     order = np.lexsort((column, -value))
     assert np.array_equal(np.argsort(keys, kind="stable"), order)
-    columns, values = module._unpacked(keys)
+    columns, values = module._unpack(keys)
     assert np.array_equal(columns, column) and np.array_equal(values, value)
 
 

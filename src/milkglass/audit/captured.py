@@ -215,7 +215,7 @@ class _Captured:
     def _aligned(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
         """Returns where each token of a text was sent. Special tokens may be left out."""
         if len(sent) == len(token_ids):
-            return _moved(token_ids, sent)
+            return _places_if_reordered(token_ids, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
         if special and len(sent) == len(token_ids) - special:
             first = self.codec.tokenizer("")["input_ids"][:1]
@@ -291,7 +291,7 @@ class _CapturedTexts:
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[which]
 
 
-def _moved(token_ids: Ids, sent: Ids) -> Ids:
+def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
     """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
     result, token_order, sent_order = (
         np.arange(len(token_ids)),

@@ -171,7 +171,7 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
         budget: in seconds.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
-    begun, late = _scheduled(steps, budget)
+    begun, late = _schedule(steps, budget)
     ended = [one for one in begun if one.seconds is not None]
     curve_seconds = dict[str, float]()
     for one in ended:
@@ -200,7 +200,7 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     return steps
 
 
-def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
+def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
     """Returns the attacks that are begun, and those that are not begun or are cut short, without baselines.
 
     It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
@@ -221,7 +221,7 @@ def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list
 def _enough(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
     tried = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
-    return next((one for one in tried if not _scheduled(steps, one)[1]), math.nan)
+    return next((one for one in tried if not _schedule(steps, one)[1]), math.nan)
 
 
 def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:

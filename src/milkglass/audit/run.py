@@ -160,14 +160,14 @@ class _Runner:
 
         knowledge = replace(who.knowledge, candidates=candidates)
         played = self._kept(turn, who) if stored_candidates is not None else None
-        played = played or self._played(turn, who, knowledge, attempt, learnt)
+        played = played or self._play(turn, who, knowledge, attempt, learnt)
         return played, learnt[0] if learnt else stored_candidates, bool(learnt)
 
     def play(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
         knowledge, stale = who.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
             knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
-        return (None if stale else self._kept(turn, who)) or self._played(turn, who, knowledge, turn.attack)
+        return (None if stale else self._kept(turn, who)) or self._play(turn, who, knowledge, turn.attack)
 
     def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None."""
@@ -178,7 +178,7 @@ class _Runner:
         self.progress(stored[0])
         return FinishedAttack(stored[0], reading=stored[1])
 
-    def _played(
+    def _play(
         self,
         turn: AttackTurn,
         who: Adversary,
@@ -186,9 +186,10 @@ class _Runner:
         attempt: Attempt,
         learnt: Sequence[Candidates] = (),
     ) -> FinishedAttack:
+        """Runs an attack, grades it and stores the result. An error is its result, not the audit's."""
         result = turn.result_by(who)
         try:
-            played = self._tried(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
+            played = self._try(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
             played = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
@@ -200,10 +201,11 @@ class _Runner:
         self.progress(played.result)
         return played
 
-    def _tried(
+    def _try(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
         learnt: Sequence[Candidates],
     ) -> FinishedAttack:  # fmt: skip
+        """Returns an attack's graded result, or why it does not apply or came too late."""
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
@@ -212,7 +214,7 @@ class _Runner:
         started = budget.clock()
         drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)), _seeded(budget, drawn_from):
+            with ended_with(self._deadline(budget)), _seed_torch(budget, drawn_from):
                 guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
         except OutOfTime:
             return FinishedAttack(replace(result, reason=ENDED))
@@ -253,7 +255,7 @@ class _Runner:
 
 
 @contextmanager
-def _seeded(budget: Budget, seed: int | list[int]) -> Iterator[None]:
+def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
     """Seeds what torch draws for all of a process, such as dropout, if the budget counts work: nothing may differ."""
     if not budget.counts_work:
         yield

@@ -138,8 +138,8 @@ def tuned_decoder(
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         sender = ChatSender.of(base, client, defence, rows, seed)
-        result = _tuned(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
-        answered = _answered(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+        result = _tune(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
+        answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
     asked = references(rows.asked[: extent.written])
     alike = text.rouge(answered["texts"], asked, np.random.default_rng(0))["rouge-l"]
     figures = {
@@ -152,7 +152,7 @@ def tuned_decoder(
     return cell, sender
 
 
-def _tuned(
+def _tune(
     sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
     threads: int | None, log: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
@@ -168,7 +168,7 @@ def _tuned(
     return TokenServer(job / "result")
 
 
-def _answered(
+def _answer(
     sender: ChatSender, server: TokenServer, rows: ChatRows, rounded: bool, folder: Path, log: Log, deadline: float
 ) -> dict[str, Any]:
     """Returns the losses and the written answers, from the cell's folder if they are there.

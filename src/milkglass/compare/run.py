@@ -170,7 +170,7 @@ class _Run:
             later: the ways that follow, which are to have time, too.
         """
         seconds = self._attack_time(later)
-        if known := self._kept(way, seconds):
+        if known := self._load_kept(way, seconds):
             return known
         command = way.command.format(**self.setting.names)
         blank = WayResult(
@@ -260,7 +260,7 @@ class _Run:
         document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
-    def _kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
+    def _load_kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
         """Returns a way that was finished, unless its attacks are to have more time now."""
         if not self._path(way).is_file():
             return None

@@ -118,5 +118,6 @@ def _width(sent: list[WayResult]) -> float | None:
 
 
 def _listed(result: Compared, ways: list[WayResult]) -> str:
+    """Returns the ways in words, each with the share that is read."""
     words = [f"{one.title} ({amount(result, one)}, {100 * one.percent_read:.0f} % read)" for one in ways]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -146,11 +146,12 @@ class SanitizerDefence(Defence):
         if self.method.needs_counts:
             if corpus is None:
                 raise UsageError(f"{self.method.name} must know how often words occur", "give a corpus")
-            counts = self._counted(base, table, [*corpus.texts, *(corpus.pairs or ())])
+            counts = self._count(base, table, [*corpus.texts, *(corpus.pairs or ())])
         copied(base, folder)
         return self._client(base, table, counts, secret), TokenServer(folder)
 
-    def _counted(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
+    def _count(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
+        """Returns (n,) how often each entry of the table occurs in the texts."""
         if self.by == "words":
             return WordReader(table).counts(texts)
         ids = public_codec(base).encode(texts, truncate=True).ids

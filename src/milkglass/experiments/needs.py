@@ -78,10 +78,11 @@ def noted(out: Path) -> Iterator[None]:
         if (out / "run.json").is_file():  # else nothing was begun
             path = out / USED
             known = json.loads(path.read_text("utf-8")) if path.is_file() else []
-            files.write(path, json.dumps([*known, _used(begun)], indent=1) + "\n")
+            files.write(path, json.dumps([*known, _usage(begun)], indent=1) + "\n")
 
 
-def _used(begun: float) -> dict[str, float]:
+def _usage(begun: float) -> dict[str, float]:
+    """Returns the minutes since `begun`, and the gigabytes that this process and its children took."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
     if device.on_gpu():

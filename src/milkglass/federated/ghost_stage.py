@@ -93,7 +93,7 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     ids, tally = list[Ids](), GhostTally()
     for number, at in enumerate(range(0, len(texts), TEXTS_A_PART)):
         texts_of_part = texts[at : at + TEXTS_A_PART]
-        finished_parts.make(number, ghost, drawn, partial(_made, texts=texts_of_part))
+        finished_parts.make(number, ghost, drawn, partial(_make_part, texts=texts_of_part))
         result, counted = _read(finished_parts, number, len(texts_of_part))
         ids += result
         tally.add(counted)
@@ -102,7 +102,8 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     return GhostRows(ids, tally, finished_parts)
 
 
-def _made(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
+def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
+    """Returns a part's shadows and their tally, as they are stored."""
     tally, ids = GhostTally(rows=len(texts)), list[list[int]]()
     for text, one in zip(texts, ghost.sanitize(texts), strict=True):
         tally.count(text, one, ghost)

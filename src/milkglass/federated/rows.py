@@ -58,7 +58,7 @@ class SiteRows:
 
     def mark(self, secret: bytes) -> str:
         """Returns a digest that reveals nothing without the site's secret, not even whether a guess is right."""
-        return _keyed(secret, "rows", self.digest())
+        return _keyed_digest(secret, "rows", self.digest())
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stamp:
 
     def sealed(self, secret: bytes) -> Stamp:
         info = asdict(self) | {"seal": ""}
-        return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
+        return Stamp(**info | {"seal": _keyed_digest(secret, "stamp", json.dumps(info, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
         """Returns whether the seal is of this secret, and of all that the stamp says."""
@@ -106,7 +106,7 @@ def save(
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
     """Returns a mark that reveals nothing without the secret. Anyone with the secret can try texts."""
-    return _keyed(secret, "texts", json.dumps(list(texts)))
+    return _keyed_digest(secret, "texts", json.dumps(list(texts)))
 
 
 def of_texts(folder: Path, texts: Sequence[str]) -> bool:
@@ -157,5 +157,6 @@ def secret_of(folder: Path) -> bytes:
     return result
 
 
-def _keyed(secret: bytes, label: str, text: str) -> str:
+def _keyed_digest(secret: bytes, label: str, text: str) -> str:
+    """Returns the HMAC-SHA256 of a text under a site's secret."""
     return hmac.new(secret, f"milkglass federated {label}\0{text}".encode(), hashlib.sha256).hexdigest()

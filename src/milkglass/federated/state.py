@@ -159,11 +159,12 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ..
     match raw:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = raw.get("settings", {})
-            return job, settings if isinstance(settings, dict) else {}, tuple(_done(one) for one in rounds)
+            return job, settings if isinstance(settings, dict) else {}, tuple(_finished_round(one) for one in rounds)
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
-def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
+def _finished_round(one: Mapping[str, Any] | Any) -> FinishedRound:
+    """Parses a finished round. Raises CorruptCheckpoint."""
     match one:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)

@@ -59,7 +59,7 @@ class EncoderClient(Client):
         """Returns the bytes that cross the wire for texts, or pairs of texts. Raises TooLong unless `cut`."""
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
-        return frames.encode(self._represented(encoded, self._root, first))
+        return frames.encode(self._represent(encoded, self._root, first))
 
     def rows(self, lengths: Ids) -> Ids:
         """Returns (texts,) how many rows cross for texts of these lengths, before pooling."""
@@ -68,7 +68,7 @@ class EncoderClient(Client):
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
         own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
-        result = self._represented(TokenizedTexts(ids), own, 0)
+        result = self._represent(TokenizedTexts(ids), own, 0)
         self._pending = pending
         return result
 
@@ -78,7 +78,8 @@ class EncoderClient(Client):
             raise UsageError(f"{len(answer)} answers to the {count} {what} last sent", "receive before sending again")
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        """Returns the states of texts as they are sent."""
         states_of_texts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
         for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
             draws = (
@@ -86,7 +87,7 @@ class EncoderClient(Client):
             )
             states_of_texts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
         lengths = np.array([len(part) for part in states_of_texts], np.int64)
-        return Activations(self._joined(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
+        return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
@@ -95,7 +96,8 @@ class EncoderClient(Client):
             for row, mask, number in zip(states, batch.mask.to(states.device), batch.numbers.tolist(), strict=True):
                 yield number, row[mask]
 
-    def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def _join(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the rows of all texts as one tensor."""
         return torch.cat([one.cpu() for one in parts]) if parts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ class HiddenStateDefence(Mechanism):
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[Client, Server]:
-        labels, classes = self._required(base, corpus, secret, folder)
+        labels, classes = self._require(base, corpus, secret, folder)
         assert corpus is not None
         root, reader = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
         encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
@@ -97,7 +97,8 @@ class HiddenStateDefence(Mechanism):
         """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 
-    def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
+    def _require(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
+        """Checks what `split` is given. Returns the counts of the tokens and the length of a text."""
         self.require(base)
         if len(secret) != SECRET_BYTES:
             raise UsageError(

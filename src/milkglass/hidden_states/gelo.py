@@ -88,7 +88,7 @@ class ProjectionServer(EncoderServer):
 
     mixed = True
 
-    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+    def _logits(self, sent: Activations) -> NDArray[np.float32]:
         return device.array(self._upper(device.moved(sent.hidden.float())))
 
 
@@ -137,7 +137,7 @@ class OffloadingClient(EncoderClient):
         return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         # Matrices are made in fp64 on the processor, where their draws are
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
@@ -146,7 +146,7 @@ class OffloadingClient(EncoderClient):
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        sent = self._joined([matrix.mixed(own) for own, matrix in pending])
+        sent = self._join([matrix.mixed(own) for own, matrix in pending])
         return Activations(sent, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 

@@ -35,12 +35,13 @@ class EncoderServer(Server):
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
-        logits = [self._answered(self._required(one)) for one in sent]
+        logits = [self._logits(self._require(one)) for one in sent]
         if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
         return np.concatenate(logits)
 
-    def _required(self, observation: Observation) -> Activations:
+    def _require(self, observation: Observation) -> Activations:
+        """Returns the observation as states. Raises UsageError if they are of another split."""
         if not isinstance(observation, Activations):
             kind = type(observation).__name__.lower()
             raise UsageError(f"this half takes hidden states, not {kind}", "send a frame")
@@ -59,7 +60,8 @@ class EncoderServer(Server):
             )
         return observation
 
-    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+    def _logits(self, sent: Activations) -> NDArray[np.float32]:
+        """Returns (u, classes) logits of one observation's texts, run in batches of similar lengths."""
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
         logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for numbers in grouped(sent.lengths):

@@ -91,7 +91,7 @@ class Mixing(EncoderClient):
         return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._pending]
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
         states = self._all(encoded)
         others = self._all(self._others()) if root is self._root else states
@@ -103,7 +103,7 @@ class Mixing(EncoderClient):
             self._pending[number] = place = int(draws.below(self.defence.inputs, 1)[0])
             selected[place] = own_states
             mixtures.append(mixed(selected, keys, len(own_states)))
-        return Activations(self._joined(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
+        return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
     def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
         states = dict(self._states(encoded))

@@ -120,10 +120,11 @@ def checked(package: str) -> Iterator[CheckResult]:
         groups = ", ".join(f"milkglass.{one}" for one in GROUPS)
         raise UsageError(f"{package} has no entry point of Milkglass", f"the groups are {groups}")
     for point in points:
-        yield from _checked(point)
+        yield from _check(point)
 
 
-def _checked(point: EntryPoint) -> Iterator[CheckResult]:
+def _check(point: EntryPoint) -> Iterator[CheckResult]:
+    """Yields the results of all checks on one entry point."""
     group = point.group.removeprefix("milkglass.")
     if group not in GROUPS:
         yield CheckResult(point.name, group, "the group exists", f"it is one of {', '.join(GROUPS)}")
@@ -268,7 +269,7 @@ def splits_by_its_secret(defence: Defence, folder: Path) -> None:
         defence.split(base, CORPUS, secret, folder / name)
         for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER))
     ]
-    sent = [_crossed(client.send(TEXTS)) for client, _ in halves]
+    sent = [_crossed_bytes(client.send(TEXTS)) for client, _ in halves]
     assert sent[0] == sent[1], "the same secret sends something else"
     assert sent[0] != sent[2], "another secret sends the same"
     assert json.dumps(defence.document()) and defence.document()["name"]
@@ -287,7 +288,9 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     for path in (folder / "client", *(folder / "client").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
     loaded, server = defence.load(base, folder / "client", folder / "server")
-    assert _crossed(loaded.send(TEXTS)) == _crossed(client.send(TEXTS)), "the loaded half sends something else"
+    assert _crossed_bytes(loaded.send(TEXTS)) == _crossed_bytes(client.send(TEXTS)), (
+        "the loaded half sends something else"
+    )
     server.rest()
 
 
@@ -398,7 +401,8 @@ def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
     return _encoder(folder)
 
 
-def _crossed(seen: tuple[Observation, ...]) -> list[bytes]:
+def _crossed_bytes(seen: tuple[Observation, ...]) -> list[bytes]:
+    """Returns the bytes of everything observed."""
     crossed = []
     for one in seen:
         if isinstance(one, Tokens):

@@ -74,7 +74,8 @@ def _pieces(pieces: list[str]) -> list[str] | None:
     return pieces if all(part.strip() for part in pieces) else None
 
 
-def _found(pattern: str, text: str, flags: int = 0) -> list[str]:
+def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
+    """Returns the parts of a text that match a pattern."""
     return [one.group() for one in re.finditer(pattern, text, flags)]
 
 
@@ -145,19 +146,19 @@ def multiple_sections(text: str, a: Arguments) -> bool:
 
 def number_bullet_lists(text: str, a: Arguments) -> bool:
     """Whether exactly so many lines begin with * or -."""
-    stars = _found(r"^\s*\*[^*].*$", text, re.MULTILINE)
-    return len(stars) + len(_found(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
+    stars = _matches(r"^\s*\*[^*].*$", text, re.MULTILINE)
+    return len(stars) + len(_matches(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
 
 
 def number_highlighted_sections(text: str, a: Arguments) -> bool:
     """Whether there are at least so many *highlights* or **highlights** that hold something."""
-    single = [one for one in _found(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
-    double = [one for one in _found(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
+    single = [one for one in _matches(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
+    double = [one for one in _matches(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
     return len(single) + len(double) >= a["num_highlights"]
 
 
 def title(text: str, a: Arguments) -> bool:
-    return any(one.lstrip("<").rstrip(">").strip() for one in _found(r"<<[^\n]+>>", text))
+    return any(one.lstrip("<").rstrip(">").strip() for one in _matches(r"<<[^\n]+>>", text))
 
 
 def constrained_response(text: str, a: Arguments) -> bool:
@@ -167,7 +168,7 @@ def constrained_response(text: str, a: Arguments) -> bool:
 # --- content ----------------------------------------------------------------------------------------------------------
 def number_placeholders(text: str, a: Arguments) -> bool:
     """Whether there are at least so many [placeholders]."""
-    return len(_found(r"\[.*?\]", text)) >= a["num_placeholders"]
+    return len(_matches(r"\[.*?\]", text)) >= a["num_placeholders"]
 
 
 def postscript(text: str, a: Arguments) -> bool:

@@ -115,7 +115,7 @@ def whole(
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
-    assigned = _assigned(guess, truth, batches)
+    assigned = _assign(guess, truth, batches)
     shared = np.array([_shared(one, other) for one, other in zip(assigned, truth, strict=True)], np.float64)
     placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
     is_exact = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
@@ -130,6 +130,7 @@ def whole(
 
 
 def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
+    """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
     for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
         those = range(int(start), int(start + size))
@@ -139,7 +140,7 @@ def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Gene
     return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
 
-def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
+def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
     """Returns the guesses in the order of the true texts that they are assigned to."""
     from scipy.optimize import linear_sum_assignment
 

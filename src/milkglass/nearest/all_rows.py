@@ -134,17 +134,18 @@ def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column:
     ).numpy()
     if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
-    row, column, value = _reached(block, block >= bounds[top : top + TILE_ROWS, None])
+    row, column, value = _reached_pairs(block, block >= bounds[top : top + TILE_ROWS, None])
     mine = (row.astype(np.int16), column + np.int32(first_column), value)
     if top == first_column:
         return mine, mine
-    row, column, value = _reached(block, block >= bounds[first_column : first_column + TILE_ROWS])
+    row, column, value = _reached_pairs(block, block >= bounds[first_column : first_column + TILE_ROWS])
     return mine, (column.astype(np.int16), row + np.int32(top), value)
 
 
-def _reached(
+def _reached_pairs(
     block: NDArray[np.float32], reached: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the rows, the columns and the values of a block where they reached their bounds."""
     at = np.flatnonzero(reached)
     row, column = np.divmod(at.astype(np.int32), np.int32(block.shape[1]))
     return row, column, block.ravel()[at]
@@ -193,18 +194,19 @@ class _Strip:
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
         counts = np.bincount(row, minlength=len(self.bounds))
         keys = np.full((len(counts), max(self.k, int(counts.max()))), np.iinfo(np.int64).max)
-        keys[np.arange(keys.shape[1]) < counts[:, None]] = _packed(column, value)[np.argsort(row, kind="stable")]
+        keys[np.arange(keys.shape[1]) < counts[:, None]] = _pack(column, value)[np.argsort(row, kind="stable")]
         keys.partition(self.k - 1, axis=1)
-        return *_unpacked(np.sort(keys[:, : self.k], axis=1)), counts
+        return *_unpack(np.sort(keys[:, : self.k], axis=1)), counts
 
 
-def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
+def _pack(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
     """Packs pairs into integers, which NumPy sorts faster than it ranks: by falling values, then columns."""
     falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
 
-def _unpacked(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _unpack(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the columns and values of packed pairs."""
     return keys.astype(np.int32), _ordered_bits(~(keys >> 32).astype(np.int32)).view(np.float32)
 
 

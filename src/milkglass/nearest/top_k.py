@@ -86,7 +86,7 @@ class ExactIndex:
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
-        measured = self._measured(queries, query, row)
+        measured = self._measure(queries, query, row)
         padded = measured.new_full((len(queries), int(counts.max())), -torch.inf)
         within = torch.arange(len(query), device=query.device) - first[query]
         padded[query, within] = measured
@@ -102,7 +102,7 @@ class ExactIndex:
         slack = self.cosines.slack.fixed * longest * (lengths(rows) + longest)
         return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
 
-    def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def _measure(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Returns (p,) the values of pairs, in fp64 for distances."""
         step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
         unit = self.metric == "cosine"

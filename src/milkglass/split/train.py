@@ -115,7 +115,7 @@ def make(
     """Trains, and writes both folders. `progress` receives each step."""
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
-        with _watched(progress):
+        with _report_steps(progress):
             half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), near_server / "half")
         half.save(near_client / "half")
         folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
@@ -148,7 +148,7 @@ def _place(moves: dict[Path, Path]) -> None:
 
 
 @contextmanager
-def _watched(progress: Progress) -> Iterator[None]:
+def _report_steps(progress: Progress) -> Iterator[None]:
     """Reports each step of a training: torch calls this hook after every optimiser step in this process."""
     handle = register_optimizer_step_post_hook(lambda *_: progress(1))
     try:
@@ -190,6 +190,7 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
 
 
 def _numbered(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
+    """Returns the examples with the numbers of their labels."""
     second = [one.pair or "" for one in examples] if pairs else None
     return LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], second)
 

@@ -280,11 +280,11 @@ class ClusterSearch:
         parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
         for row_numbers, those in parts:
             self.free_rows[rows[row_numbers]] = False
-            members, weights = self._expanded(len(row_numbers), tokens[those], solved[np.ix_(row_numbers, those)])
+            members, weights = self._expand(len(row_numbers), tokens[those], solved[np.ix_(row_numbers, those)])
             self.clusters.append((rows[row_numbers], members, weights))
         return True
 
-    def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+    def _expand(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
         """Returns one member for each token's worth of rows, and their weights; equal tokens share one weight."""
         extra = count // self.copies - len(tokens)
         members, columns = [], []

@@ -87,10 +87,10 @@ class Matching(Solver):
             order = rng.permutation(usable)
             cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
             part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
-            sample = _stacked(groups, part, table, self.floor)
+            sample = _cluster_batches(groups, part, table, self.floor)
             epsilon = estimate(sample)
             budget.spend(LIKELIHOOD_EVALUATIONS * sum(map(_work, sample)))
-        for batch in _stacked(groups, usable, table, self.floor):
+        for batch in _cluster_batches(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
@@ -122,7 +122,10 @@ def _usable(group: Group) -> bool:
     return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
 
 
-def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float) -> list[ClusterBatch]:
+def _cluster_batches(
+    groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float
+) -> list[ClusterBatch]:
+    """Returns the clusters of these groups in batches of one size, as many as fit in memory at a time."""
     batches = []
     sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
     for rows, size in np.unique(sizes, axis=0).tolist():

@@ -128,7 +128,7 @@ class Combiner:
             return self._nearest(untried, budget) if untried else ((), math.inf)
         nearest: tuple[TokenTuple, float] = ((), math.inf)
         for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
-            text, distance = self._descended(_options_of_new_text(options, previous, rng), budget, rng)
+            text, distance = self._descend(_options_of_new_text(options, previous, rng), budget, rng)
             if text not in previous:
                 nearest = min(nearest, (text, distance), key=lambda one: one[1])
             if nearest[1] < self.tolerance or budget.left() <= 0:
@@ -147,7 +147,7 @@ class Combiner:
         at = int(mean_distances.argmin())
         return texts[at], float(mean_distances[at])
 
-    def _descended(
+    def _descend(
         self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
     ) -> tuple[TokenTuple, float]:
         """Returns a random text after its descent, position by position, and its distance."""

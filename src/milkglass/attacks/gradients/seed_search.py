@@ -178,7 +178,7 @@ def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
             kept_states[i] = state.copy()
         if i in ends:
             at = ends[i]
-            yield _tempered(_twisted(kept_states[at], kept_states[at + 1], state))
+            yield _temper(_twist(kept_states[at], kept_states[at + 1], state))
 
 
 def search(
@@ -198,6 +198,7 @@ def search(
 
 
 def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
+    """Returns the seeds of a block whose outputs pass all tests."""
     seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
     place, test = tests[0]
     (outputs_there,) = outputs(seeds, [place])
@@ -211,12 +212,14 @@ def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[
     return [int(one) for one in sieved[passed]]
 
 
-def _twisted(one: Words, two: Words, far: Words) -> Words:
+def _twist(one: Words, two: Words, far: Words) -> Words:
+    """Returns the Mersenne Twister's next words from the words at j, j + 1 and j + 397."""
     mixed = (one & np.uint32(0x80000000)) | (two & np.uint32(0x7FFFFFFF))
     return far ^ (mixed >> np.uint32(1)) ^ ((two & np.uint32(1)) * np.uint32(0x9908B0DF))
 
 
-def _tempered(y: Words) -> Words:
+def _temper(y: Words) -> Words:
+    """Returns the outputs that the Mersenne Twister makes of its words."""
     y = y ^ (y >> np.uint32(11))
     y = y ^ ((y << np.uint32(7)) & np.uint32(0x9D2C5680))
     y = y ^ ((y << np.uint32(15)) & np.uint32(0xEFC60000))

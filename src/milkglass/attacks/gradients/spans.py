@@ -110,9 +110,9 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
 def numerical_rank(values: Tensor, eps: float) -> int:
     """Returns how many singular values, largest first, of numbers of precision `eps`, are more than rounding.
 
-    The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps of
-    the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that an
-    exact zero beside a rounded one is no gap.
+    The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps
+    of the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that
+    an exact zero beside a rounded one is no gap.
     """
     relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
     beyond = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]

@@ -163,14 +163,15 @@ class _OrderSearch:
         while not self.over and self.away > ROUNDING_DISTANCE:
             shaken = self.best
             for _ in range(RANDOM_CHANGES):
-                shaken = next(_changed(shaken, self.tokens, rng), shaken)
+                shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
             self._descend(shaken, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
+        """Returns a text that no single change brings nearer, and its distance."""
         best_distance, better = self.distance(text), True
         while better and not self.over:
             better = False
-            for changed in _changed(text, self.tokens, rng):
+            for changed in _changed_texts(text, self.tokens, rng):
                 if self.over:
                     return
                 if (distance := self.distance(changed)) < best_distance - 1e-9:
@@ -178,7 +179,7 @@ class _OrderSearch:
                     break
 
 
-def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
+def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     """Yields texts that are one swap, one move or one replacement of a repeated token away, in random order."""
     n = len(text)
     swaps = [("swap", i, j) for i in range(n) for j in range(i)]

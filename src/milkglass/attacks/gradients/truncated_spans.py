@@ -98,10 +98,10 @@ class TruncatedSpans(Inversion):
         nearest = distances[:, 0].argsort()[: self.candidates * count].tolist()
         high = AttentionInput(batch.step, 1)
         second = truncated(batch, high, count)
-        text = tuple(nearest[:count]) if second is None else self._grown(high, second, nearest, count, budget)
+        text = tuple(nearest[:count]) if second is None else self._grow_text(high, second, nearest, count, budget)
         return [np.array(text, np.int64)]
 
-    def _grown(
+    def _grow_text(
         self, attention_input: AttentionInput, span: Span, options: Sequence[int], count: int, budget: Budget
     ) -> TokenTuple:
         """Returns the text of `count` tokens whose states cover most of the span, prefix by prefix."""

@@ -151,7 +151,7 @@ class InvBert(Attack):
     min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        sent_states = self._given(transcript)
+        sent_states = self._states_of_layer(transcript)
         lengths, sent = (
             np.concatenate([np.empty(0, np.int64), *(one.lengths for one in sent_states)]),
             transcript.tokens,
@@ -162,7 +162,8 @@ class InvBert(Attack):
             return f"the states after layer {self.layer} are not one for each token"
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
-    def _given(self, transcript: Transcript) -> list[Activations]:
+    def _states_of_layer(self, transcript: Transcript) -> list[Activations]:
+        """Returns the observed states of the layer that is attacked."""
         return [one for one in transcript.all(Activations) if one.layer == self.layer]
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -199,7 +200,7 @@ class InvBert(Attack):
         self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
-        if sent_states := self._given(transcript):
+        if sent_states := self._states_of_layer(transcript):
             return device.moved(torch.cat([one.hidden.float() for one in sent_states])), np.ones(
                 len(transcript.tokens), np.bool_
             )

@@ -81,7 +81,7 @@ class ShadowGeneration(Attack):
             shadows = stacked(tokens, numbers)
             budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, numbers), 0] = (
-                _written(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
+                _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
         return Guess(running=guess)
 
@@ -152,7 +152,7 @@ def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count:
 
 
 @torch.inference_mode()
-def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
+def _write_originals(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
     """Returns (b, t) the originals of shadows (b, t), chosen greedily."""
     model.eval()
     written = shadows[:, :0]

@@ -136,11 +136,11 @@ class MaskFilling(Attack):
         located = [one for one in masks(texts, tokenizer) if one.kind in spans_of_kind]
         for mask in located:
             _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:SPANS_A_MASK]])
-        for mask, order in self._weighed(texts, located, spans_of_kind, knowledge, budget, rng):
+        for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
             _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:SPANS_A_MASK].tolist()])
         return Guess(running=running)
 
-    def _weighed(
+    def _weigh(
         self, texts: Sequences, located: Sequence[Mask], spans_of_kind: Mapping[str, list[tuple[tuple[int, ...], int]]],
         knowledge: Knowledge, budget: Budget, rng: np.random.Generator,
     ) -> Iterator[tuple[Mask, Ids]]:  # fmt: skip

@@ -61,7 +61,7 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     If half of a text's words are named without their order, it is at least "much": anyone would guess a part of these.
     A figure that may still rise is never given the mildest level.
     """
-    share, bag = math.nan if best is None else _share(best, cells), _named(cells)
+    share, bag = math.nan if best is None else _share(best, cells), _named_share(cells)
     if bag >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
     return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
@@ -156,7 +156,8 @@ def _alone(cells: tuple[AttackResult, ...]) -> bool:
     return not any(cell.joint and cell.state != "does not apply" for cell in cells)
 
 
-def _named(cells: tuple[AttackResult, ...]) -> float:
+def _named_share(cells: tuple[AttackResult, ...]) -> float:
+    """Returns the share of a text's words that are named without their places; nan: places are read too."""
     bag = named_best(cells)
     return bag.value("bag recall") if bag is not None and _alone(cells) else math.nan
 

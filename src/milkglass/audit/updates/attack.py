@@ -178,7 +178,7 @@ class _Pool:
         """Returns the figures of all updates together."""
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
         return measure(
-            _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
+            _join([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
         )
 
     def readings(self) -> Iterator[dict[str, Any]]:
@@ -189,7 +189,8 @@ class _Pool:
             yield {"attack": self.attack.name, "round": number, "texts": texts, "readings": read}
 
 
-def _joined(guesses: Sequence[Guess]) -> Guess:
+def _join(guesses: Sequence[Guess]) -> Guess:
+    """Returns the guesses of several updates as one."""
     if guesses[0].texts is not None:
         return Guess(texts=Sequences.of(text for one in guesses if one.texts is not None for text in one.texts))
     return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))

@@ -201,6 +201,7 @@ def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Lo
 
 
 def _require_ended(cells: Sequence[AttackResult]) -> None:
+    """Raises UsageError if an attack that applies did not end, or was cut."""
     for cell in cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")

@@ -110,13 +110,13 @@ class BiLSTMRecipe(Recipe):
             mixture = None if scheme is None else mixed(table, key, scheme)
             rows = table.rows if mixture is None else scrambled(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            named = _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            named = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
             run.predictions[f"answer, {name}"] = packed(named)
             right = share(named == held_out.labels, np.random.default_rng(self.seed))
             result += records(with_spread({"accuracy": right}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
-                result += _attacked(self, name, scene, key, run.out, run.progress)
+                result += _attack(self, name, scene, key, run.out, run.progress)
         return result + _losses(self, numbers(result))
 
 
@@ -182,7 +182,7 @@ def view(rows: torch.Tensor) -> Model:
 
 
 # --- one variant ------------------------------------------------------------------------------------------------------
-def _trained(
+def _train_and_predict(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
     classes: int, out: Path, progress: Log,
 ) -> Labels:  # fmt: skip
@@ -199,7 +199,8 @@ def _trained(
     return unpacked(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
-def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
+def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
+    """Returns the figures of all attacks on one variant."""
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
     result: list[ResultRecord] = []

@@ -99,15 +99,17 @@ class OverheadRecipe(Recipe):
         variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
         partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")
-        result |= partial_results.get("obfuscation", lambda: _obfuscated(self, base, key, variant.model))
+        result |= partial_results.get("obfuscation", lambda: _time_obfuscation(self, base, key, variant.model))
         run.progress("client: tokenisation of the training file")
-        result |= partial_results.get("tokenisation", lambda: _tokenised(self, codec, source, variant))
+        result |= partial_results.get("tokenisation", lambda: _time_tokenisation(self, codec, source, variant))
         run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
         result |= partial_results.get(
-            "training", lambda: _trained(self, variant, int(result["training rows"]), run.progress)
+            "training", lambda: _time_training(self, variant, int(result["training rows"]), run.progress)
         )
         run.progress(f"{self.evaluation['prompts']} answers")
-        return records(result | partial_results.get("answers", lambda: _answered(self, codec, variant.model, source)))
+        return records(
+            result | partial_results.get("answers", lambda: _time_answers(self, codec, variant.model, source))
+        )
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -117,7 +119,8 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _obfuscated(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -> dict[str, float]:
+def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -> dict[str, float]:
+    """Returns the median seconds of scrambling the model."""
     seconds = []
     for _ in range(recipe.evaluation["repeats"]):
         shutil.rmtree(out, ignore_errors=True)  # our own, from the repetition before
@@ -125,7 +128,8 @@ def _obfuscated(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -
     return {"obfuscation, client": median(seconds)}
 
 
-def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
+def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
+    """Returns the median seconds of tokenising the training rows, and their number."""
     files.private_dir(variant.job)
     out, length = variant.job / "train.parquet", recipe.training.max_length
     rows: list[int] = []
@@ -137,7 +141,8 @@ def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Vari
     return {"tokenisation, client": median(seconds), "training rows": float(rows[0])}
 
 
-def _trained(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
+def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
+    """Returns the median seconds of a training step."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         gone = variant.job / name
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
@@ -158,7 +163,8 @@ def step_seconds(events: str) -> list[float]:
 
 
 @torch.inference_mode()
-def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
+def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
+    """Returns the median seconds of a prompt, an answer and its reading."""
     model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     tokenisation_times, server, detokenisation_times = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):

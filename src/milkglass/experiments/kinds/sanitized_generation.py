@@ -156,7 +156,7 @@ class SanitizedGeneration(GeneratorTuning):
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
-        prompts = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
+        prompts = {name: self._prompt_set(run, codec, one) for name, one in sanitizers.items()}
         result: list[ResultRecord] = []
         for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
             counts = prompts[name].unchanged.astype(np.float64), prompts[name].private.astype(np.float64)
@@ -172,7 +172,7 @@ class SanitizedGeneration(GeneratorTuning):
                         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     )
                     files.private_dir(path.parent)
-                    files.write_json(path, self._answered(run, model, codec, variant, prompts[variant.name], when))
+                    files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
                 result += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
         return result
 
@@ -185,7 +185,8 @@ class SanitizedGeneration(GeneratorTuning):
         for one in sanitizing:
             yield one.job / "result", [(one, AFTER)]
 
-    def _asked(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+    def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+        """Returns the validation prompts as one variant sends them, with the true answers."""
         examples = list(read_examples(run.out / "data" / "validation.jsonl"))
         references = [str(one.messages[-1]["content"]) for one in examples]
         conversations = [one.messages[:-1] for one in examples]
@@ -197,9 +198,10 @@ class SanitizedGeneration(GeneratorTuning):
         private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
         return PromptSet([one.ids for one in sent], references, private, unchanged)
 
-    def _answered(
+    def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
     ) -> dict[str, Any]:
+        """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
         texts = [codec.decode(one) for one in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)

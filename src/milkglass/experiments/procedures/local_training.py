@@ -104,7 +104,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
         part = order[start : start + size]
         ids, mask, _ = rows.part(part).batch(pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).cpu().numpy()
-    return Utility(with_spread(_classified(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
+    return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
 
 
 def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
@@ -126,12 +126,13 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
     """Returns the best accuracy and the best F1 of predicting one class for every row."""
-    every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
+    every = [_class_measures(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
     best = {name: max((one[name] for one in every), key=lambda it: it.value) for name in ("accuracy", "f1")}
     return with_spread(best, scale=1)
 
 
-def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
+def _class_measures(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
+    """Returns the accuracy and F1 of guessed classes."""
     f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
     rng = np.random.default_rng(seed)
     return {"accuracy": glue.accuracy(guesses, labels, rng), "f1": f1(guesses, labels, rng)}

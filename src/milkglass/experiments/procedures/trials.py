@@ -104,7 +104,7 @@ def trained(
         client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _tuned(client, server, problem, training, folder / "job", threads, progress, deadline)
+            tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
         answered = _figures(client, tuned, problem, seed, folder)
     return TrainedHalves(folder.name, client, server, tuned, *answered)
 
@@ -145,7 +145,7 @@ def halves(
     return client, server
 
 
-def _tuned(
+def _tune(
     client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip

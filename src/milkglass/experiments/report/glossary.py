@@ -27,7 +27,7 @@ def meanings(
     known_meanings = SHARES if shares else MEASURES | ATTACKERS
     names = dict.fromkeys(name for one in records for name in (one.measure, one.attack, one.attacker, one.variant))
     result = {
-        name: known_meanings.get(name) or _attack(attacks.get(name, name)) or ("" if shares else _derived(name))
+        name: known_meanings.get(name) or _attack(attacks.get(name, name)) or ("" if shares else _derived_meaning(name))
         for name in names
         if name
     }
@@ -39,7 +39,7 @@ def meanings(
     return tuple((name, info) for name, info in result.items() if info)
 
 
-def _derived(measure: str) -> str:
+def _derived_meaning(measure: str) -> str:
     """Returns the meaning of a measure that is made of another."""
     if measure.endswith(BESIDE):
         return (

@@ -182,8 +182,8 @@ def sanitize_dataset(
         report_path(plan.out).unlink(missing_ok=True)
     tally, numbers = GhostTally(), list[int]()
     for block in _parts(plan):
-        finished_parts.make(block.number, ghost, drawn, partial(_sanitized, plan=plan, part=block))
-        tally.add(_finished(finished_parts, block.number)[1])
+        finished_parts.make(block.number, ghost, drawn, partial(_sanitize, plan=plan, part=block))
+        tally.add(_read_part(finished_parts, block.number)[1])
         numbers.append(block.number)
         progress(block.size)
     report = document(ghost, tally, seed is not None)
@@ -191,7 +191,7 @@ def sanitize_dataset(
     with appearing(plan.out) as file:
         file.write(plan.written.head())
         for number in numbers:
-            file.write(_finished(finished_parts, number)[0])
+            file.write(_read_part(finished_parts, number)[0])
         with appearing(report_path(plan.out)) as other:
             other.write(json.dumps(report, indent=2) + "\n")
     finished_parts.remove()
@@ -205,7 +205,8 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     return ghost.job_digest([ROWS_A_PART, sha256(plan.source), shape], seed)
 
 
-def _finished(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
+def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
+    """Returns a finished part's rows and tally. Raises CorruptCheckpoint if it is damaged."""
     match finished_parts.get(number):
         case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
             return rows, GhostTally(**tally)
@@ -283,7 +284,8 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
             ghost.encode([one.text for one in written])
 
 
-def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
+def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
+    """Returns a block's rows with shadows in place of their texts, as they are stored."""
     rows, slots, left = _slots(plan, part)
     tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
     written = [one for one in slots if one.text.strip()]

@@ -178,7 +178,7 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     fallen[empty] = True
     for at in empty.tolist():
         lists[at] = nearest_lists[at, : settings.k]
-    return _assembled(table, [tokens[one] for one in lists], reach, fallen)
+    return _assemble(table, [tokens[one] for one in lists], reach, fallen)
 
 
 def _filtered(nearest_lists: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
@@ -204,7 +204,7 @@ def _block(nearest_lists: Lists, rows: Ids, same: Ids | None, settings: Search) 
     return good
 
 
-def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
+def _assemble(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
     """Returns the shadows by token id. Special tokens are their own shadows."""
     n = len(table)
     shadows_of_tokens = [np.array([token]) for token in range(n)]

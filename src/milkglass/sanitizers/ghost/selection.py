@@ -216,7 +216,7 @@ class _Group:
         self.noise: NDArray[np.float64] | None = None
         if network.quick:
             with torch.autocast("cpu", torch.bfloat16):
-                self.noise = self._measured(originals, everyone, None, everyone, no_limits)
+                self.noise = self._measure_rows(originals, everyone, None, everyone, no_limits)
 
     def run(self, settings: Selection) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
@@ -258,7 +258,7 @@ class _Group:
         limits = np.array([self.sentences[n].bound for n, _ in rows])
         stem = None if stems is None else (stems.at(at), [stems.places[n, one.parent] for n, one in rows])
         ids = np.stack([one.ids for _, one in rows])[:, at if stem else 0 :]
-        measured = partial(self._measured, ids, owner, stem)
+        measured = partial(self._measure_rows, ids, owner, stem)
         looked_at, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
         if self.noise is not None and len(rows) > len({*owner.tolist()}):
             looked_at = self._look(owner, limits, self.noise[owner], measured)
@@ -278,7 +278,7 @@ class _Group:
         widths = np.array([self.sentences[n].width for n in owner.tolist()])
         return np.flatnonzero(is_near | worth(rough, owner, widths, noise))
 
-    def _measured(
+    def _measure_rows(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, numbers: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Returns (s,) the losses of some of these rows, `Encoder.tokens` at a time; inf above their limits (s,)."""

@@ -111,7 +111,7 @@ class Encoder:
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
         result: list[torch.Tensor] = []
-        with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: result.append(hidden)):
+        with torch.inference_mode(), self._watch(lambda layer, hidden, args, kwargs: result.append(hidden)):
             last = self.model(input_ids=ids.to(self.model.device), use_cache=False).last_hidden_state
         return torch.stack([*result, last], 1)
 
@@ -128,7 +128,7 @@ class Encoder:
         ids, owner, bounds = ids.to(at), owner.to(at), bounds.to(at)
         tally = _ForwardSums(traces, owner, bounds * (1 + LOSS_SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
-        with torch.inference_mode(), self._watched(tally.enter):
+        with torch.inference_mode(), self._watch(tally.enter):
             try:
                 last = self.model(input_ids=ids, use_cache=bool(cache), **cache).last_hidden_state
                 tally.count(len(self.layers), last)
@@ -141,14 +141,14 @@ class Encoder:
         ids, owner = ids.to(self.model.device), owner.to(self.model.device)
         free = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
         tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
-        with torch.inference_mode(), self._watched(tally.enter):
+        with torch.inference_mode(), self._watch(tally.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         tally.count(len(self.layers), last)
         keys, values = (tuple(getattr(one, name) for one in cache.layers) for name in ("keys", "values"))
         return Prefix(keys, values, tally.sums, prefix.length + ids.shape[1])
 
     @contextmanager
-    def _watched(self, enter: Any) -> Iterator[None]:
+    def _watch(self, enter: Any) -> Iterator[None]:
         """Calls enter(layer, hidden, args, kwargs) before each layer; it may return other arguments."""
 
         def asked(layer: int) -> Any:

@@ -101,7 +101,7 @@ class StreamConnection:
         """Serves until the answer is complete, the client leaves, or a message is refused."""
         session: SplitSession | None = None
         try:
-            session = self._table.open(await self._opened())
+            session = self._table.open(await self._receive_open())
             while not session.over:
                 message = (await self._receive()).get("bytes")
                 if message is None:
@@ -119,7 +119,8 @@ class StreamConnection:
             if session is not None:
                 self._table.close(session)
 
-    async def _opened(self) -> OpenRequest:
+    async def _receive_open(self) -> OpenRequest:
+        """Returns the client's first message. Raises BadUpload."""
         message = await self._receive()
         text = message.get("text")
         if text is None or len(text) > MAX_OPEN_BYTES:

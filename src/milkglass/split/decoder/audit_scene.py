@@ -92,7 +92,7 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
     private, same_kind = divided(texts_of(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    crossed = _crossed(enclave, settings, codec, table, private)
+    crossed = _send_all(enclave, settings, codec, table, private)
     texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
     package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
@@ -118,9 +118,10 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     return SplitScene(scene, crossed.left_out)
 
 
-def _crossed(
+def _send_all(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
+    """Sends all texts through the enclave. Returns what crosses, and the ids behind it."""
     rows = {hashlib.sha256(one.tobytes()).digest(): number for number, one in enumerate(_bytes(table))}
     vectors, sent, original, left_out = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:

@@ -147,7 +147,7 @@ class SplitStream:
 
     def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
         """Yields the tokens of the answer, as `ids` does. Raises RemoteError, and Unreachable for a lost connection."""
-        with closing(self._opened()) as socket:
+        with closing(self._connect()) as socket:
             token = self._exchange(socket, prompt)
             for count in itertools.count(1):
                 if token.reason is None and count >= self._sampling.max_tokens:
@@ -160,7 +160,8 @@ class SplitStream:
                     return
                 token = self._exchange(socket, row_of(token.id))
 
-    def _opened(self) -> ClientConnection:
+    def _connect(self) -> ClientConnection:
+        """Returns a connection on which the sampling settings are sent."""
         with self._lost_in_words():
             socket = self._server.connect()
             fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}

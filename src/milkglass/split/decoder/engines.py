@@ -128,7 +128,7 @@ class PromptEmbedsStream:
         }  # fmt: skip
 
     def _whole(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
-        yield from self._checked(connection.json("POST", COMPLETIONS, body))
+        yield from self._ids_of(connection.json("POST", COMPLETIONS, body))
         self._require_end()
 
     def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
@@ -139,14 +139,14 @@ class PromptEmbedsStream:
                 if data.strip() == "[DONE]":
                     self._require_end()
                     return
-                fresh = self._checked(document(data, "an event of the answer"))
+                fresh = self._ids_of(document(data, "an event of the answer"))
                 yield from fresh
                 empty += not fresh
                 if empty > MAX_EMPTY_EVENTS:
                     raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
-    def _checked(self, answer: Mapping[str, Any]) -> list[int]:
+    def _ids_of(self, answer: Mapping[str, Any]) -> list[int]:
         """Returns the ids of an answer or an event. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):

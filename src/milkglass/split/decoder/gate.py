@@ -75,7 +75,7 @@ class Gate:
         if until < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        self.require(_decoded(request.quote), release.report_data(public, nonce), _decoded(request.collateral))
+        self.require(_decode(request.quote), release.report_data(public, nonce), _decode(request.collateral))
         return release.encrypted(self._encoded, public, nonce)
 
     @cached_property
@@ -114,7 +114,8 @@ def _software(evidence: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) and "milkglass_software_quote" in value else None
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
+    """Decodes base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -72,6 +72,7 @@ class Masks(TorchFunctionMode):
         return self._masked(*args, **kwargs)
 
     def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        """Stands in for dropout: multiplies by a mask that is solved for, one for each use in a run."""
         if not training or p == 0:
             return x
         if self._next == len(self.values):
@@ -156,11 +157,12 @@ class Problem:
         self._rest = [name for name in self.names if name not in read]
         self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
-        self.labels = None if step.task == "next-token" or batch.labels is None else self._placed(batch.labels)
+        self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
         self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
 
-    def _placed(self, values: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, values: NDArray[Any]) -> torch.Tensor:
+        """Returns the array as a tensor where the model is."""
         return torch.from_numpy(values).to(self.step.device)
 
     # --- texts and embeddings -----------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class Problem:
     def noise(self, rng: np.random.Generator) -> torch.Tensor:
         """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
-        return self.pinned(self._placed(rng.standard_normal(shape, dtype=np.float32)))
+        return self.pinned(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
 
     def pinned(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings with special tokens in their places, and zeros after each text."""
@@ -230,20 +232,21 @@ class Problem:
 
         Only the gradients of linear layers count, nearly all of a model's numbers, and L1 does not.
         """
-        return self._judged(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
+        return self._distances_of_guesses(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
     def judged_ids(self, guesses: Ids) -> Floats:
         """Returns (h,) the distances of guesses of tokens (h, b, t). See `judged`."""
-        ids = self._placed(guesses)
+        ids = self._to_device(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
-        return self._judged(self.embeddings[ids] * self.mask[None, :, :, None], targets)
+        return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
     @property
     def together(self) -> int:
         """Returns how many guesses are best judged at once."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
-    def _judged(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
+    def _distances_of_guesses(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
+        """Returns (h,) the distances of guesses (h * b, t, d) with these targets as labels."""
         count = len(guesses)
         if not self.layers:
             rows = zip(guesses, targets.chunk(count), strict=True)

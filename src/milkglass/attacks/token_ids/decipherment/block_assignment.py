@@ -177,7 +177,7 @@ class Profiles:
         for distance in self.distances:
             for side in (0, 1):
                 counts = _counted(public.bigrams[distance], side, blocks, classes, len(unit))
-                result[distance, side] = Ratios(self._mixed(unit, counts), classes)
+                result[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
         return result
 
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
@@ -193,7 +193,7 @@ class Profiles:
         classes[grouped] = len(alone) + _k_means(means[grouped], self.together)
         return classes
 
-    def _mixed(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
+    def _combined_shares(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
         """Returns (n, classes) counted and predicted shares combined, over each class's share of all."""
         total = counts.sum(1)
         common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])

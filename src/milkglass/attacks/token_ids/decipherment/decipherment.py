@@ -138,7 +138,7 @@ class Decipherment(Solver):
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, patience, schedule, step)
-        return _shaped(candidates, blocks.log_softmax(scores))
+        return _with_likelihood(candidates, blocks.log_softmax(scores))
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (p, 2) what is known for certain: leaked pairs, then places that do not contradict them."""
@@ -194,7 +194,8 @@ def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
     return max(SPREADS, key=likelihood)
 
 
-def _shaped(candidates: Candidates, cells: Floats) -> Candidates:
+def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
+    """Returns the candidates with these cells, in one row after the other, as their likelihood."""
     ends = np.cumsum([values.size for values in candidates.likelihood])
     parts = np.split(cells, ends[:-1])
     shapes = [values.shape for values in candidates.likelihood]
