@@ -67,10 +67,10 @@ def read(path: Path) -> list[CapturedRow]:
     rows = list(_rows(path))
     if not rows:
         raise EmptyText(f"{path.name} has no rows", 'give {"text": ..., "sent": ...} a line')
-    for one in rows:
-        if one.kind != rows[0].kind:
+    for row in rows:
+        if row.kind != rows[0].kind:
             raise CodecError(
-                f"{one.place} has {WHAT[one.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
+                f"{row.place} has {WHAT[row.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
                 "give what one client sent, in one form",
             )
     return rows

@@ -174,10 +174,10 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
     begun, late = _schedule(steps, budget)
     ended = [one for one in begun if one.seconds is not None]
     curve_seconds = dict[str, float]()
-    for one in ended:
-        if one.turn.rank == 0 and one.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
-            curve = (one.seconds or 0.0) * len(sizes(sent)) / 2
-            curve_seconds[one.who.name] = max(curve_seconds.get(one.who.name, 0.0), curve)
+    for step in ended:
+        if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
+            curve = (step.seconds or 0.0) * len(sizes(sent)) / 2
+            curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
     seconds = sum(one.seconds or 0.0 for one in ended) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
     titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
@@ -206,15 +206,15 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
     """
     seconds_left, begun, late = budget, list[_Step](), list[_Step]()
-    for one in steps:
-        share = one.turn.share(seconds_left)
-        takes = share if one.seconds is None else one.seconds
-        waits = bool(one.turn.late(seconds_left))
+    for step in steps:
+        share = step.turn.share(seconds_left)
+        takes = share if step.seconds is None else step.seconds
+        waits = bool(step.turn.late(seconds_left))
         if not waits:
-            begun.append(one)
+            begun.append(step)
             seconds_left -= min(takes, share)
-        if (waits or takes > share) and not one.turn.attack.baseline:
-            late.append(one)
+        if (waits or takes > share) and not step.turn.attack.baseline:
+            late.append(step)
     return begun, late
 
 

@@ -131,12 +131,12 @@ class _Runner:
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            one, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
+            attack, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
             renewed = renewed or anew
             placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
             if placed and placed >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = learnt
-            played.append(one)
+            played.append(attack)
         return _Chain(played, candidates, renewed)
 
     def _solve(

@@ -120,12 +120,12 @@ class Scene:
             ValueError: another attacker has its own value of a field that is not in `OF_TEXT`.
         """
         everybody = [first]
-        for one in others:
-            parts = [(part, getattr(one.knowledge, part.name)) for part in fields(Knowledge)]
+        for adversary in others:
+            parts = [(part, getattr(adversary.knowledge, part.name)) for part in fields(Knowledge)]
             own_knowledge = {part.name: value for part, value in parts if value is not part.default}
             if more := own_knowledge.keys() - {*OF_TEXT}:
-                raise ValueError(f"{one.name} alone is given {', '.join(sorted(more))}")
-            everybody.append(replace(one, knowledge=replace(first.knowledge, **own_knowledge)))
+                raise ValueError(f"{adversary.name} alone is given {', '.join(sorted(more))}")
+            everybody.append(replace(adversary, knowledge=replace(first.knowledge, **own_knowledge)))
         return cls(transcript, truth, tuple(everybody), **details)
 
     @property

@@ -332,11 +332,11 @@ def weighted_correlation(first: NDArray[Any], second: NDArray[Any], counts: NDAr
 def read_way(raw: Any) -> WayResult:
     """Returns a way from its JSON."""
 
-    def interval(one: Any) -> Interval | None:
-        if one is None:
+    def interval(entry: Any) -> Interval | None:
+        if entry is None:
             return None
-        value, low, high = (math.nan if one[name] is None else one[name] for name in ("value", "low", "high"))
-        return Interval(value, low, high, one["units"])
+        value, low, high = (math.nan if entry[name] is None else entry[name] for name in ("value", "low", "high"))
+        return Interval(value, low, high, entry["units"])
 
     reading = raw["reading"]
     if reading is not None:

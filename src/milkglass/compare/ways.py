@@ -181,11 +181,11 @@ def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]
 def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
     """Returns the bytes of a text on the wire: ids as JSON, states as they are."""
     total = 0
-    for one in sent:
-        if isinstance(one, Tokens):
-            total += sum(len(json.dumps(ids.tolist())) for ids in one.ids)
+    for observation in sent:
+        if isinstance(observation, Tokens):
+            total += sum(len(json.dumps(ids.tolist())) for ids in observation.ids)
         else:
-            parts = [*vars(one).values()]
+            parts = [*vars(observation).values()]
             total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray | torch.Tensor))
     return total / max(1, texts)
 

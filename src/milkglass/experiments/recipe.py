@@ -139,14 +139,14 @@ class Recipe(abc.ABC):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
         return [self._figure(one, one.name) for one in measured]
 
-    def _figure(self, one: ResultRecord, name: str) -> ResultRecord:
-        if math.isnan(one.value):
-            return replace(one, half_width=None, undefined=one.undefined or UNDEFINED_SHARE)
-        if one.half_width is not None and math.isnan(one.half_width):
-            one = replace(one, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
+    def _figure(self, record: ResultRecord, name: str) -> ResultRecord:
+        if math.isnan(record.value):
+            return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE)
+        if record.half_width is not None and math.isnan(record.half_width):
+            record = replace(record, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
         published = self.published.get(name)
         why = "" if published is None else reason_for(name, self.why) or ""
-        return replace(one.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
+        return replace(record.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
 def _plain(value: Any) -> Any:

@@ -172,11 +172,11 @@ class Nodes(Sites):
         for number in range(self.count - len(nodes)):
             missing[f"{number + 1} of {self.count} that were waited for"] = "it never came"
         updates = []
-        for one in replies:
-            if one.has_error():
-                missing[f"of node {one.metadata.src_node_id}"] = _reason(one)
+        for reply in replies:
+            if reply.has_error():
+                missing[f"of node {reply.metadata.src_node_id}"] = _reason(reply)
             else:
-                updates.append(_update(one))
+                updates.append(_update(reply))
         return Replies(updates, missing)
 
     def _nodes(self) -> list[int]:

@@ -85,10 +85,10 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
     """Returns a site's rows, all of whose labels were agreed. Raises CodecError, naming the line."""
     result = list(read_examples(source))
-    for one in result:
-        if one.label not in labels:
+    for sanitized in result:
+        if sanitized.label not in labels:
             raise CodecError(
-                f"{one.place(source)} has another label than was agreed",
+                f"{sanitized.place(source)} has another label than was agreed",
                 "mend that row, or name all sites' classes",
             )
     return result
@@ -173,12 +173,12 @@ def originals(model: Path, texts: Sequence[str], progress: Progress = no_progres
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
     result = tokenizer(list(texts), truncation=False, split_special_tokens=True)
-    for place, one in enumerate(result["input_ids"]):
-        if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):
+    for place, ids in enumerate(result["input_ids"]):
+        if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):
             raise EmptyText.of(place, "has no token", "leave empty texts out")
-        if len(one) > limit:
-            raise TooLong.of(place, f"is {len(one)} tokens long, at most {limit} fit", "split it into shorter texts")
-        yield np.array(one, np.int64)
+        if len(ids) > limit:
+            raise TooLong.of(place, f"is {len(ids)} tokens long, at most {limit} fit", "split it into shorter texts")
+        yield np.array(ids, np.int64)
         progress(1)
 
 

@@ -163,9 +163,9 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ..
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
-def _finished_round(one: Mapping[str, Any] | Any) -> FinishedRound:
+def _finished_round(raw: Mapping[str, Any] | Any) -> FinishedRound:
     """Parses a finished round. Raises CorruptCheckpoint."""
-    match one:
+    match raw:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)
     raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")

@@ -404,9 +404,9 @@ def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
 def _crossed_bytes(seen: tuple[Observation, ...]) -> list[bytes]:
     """Returns the bytes of everything observed."""
     crossed = []
-    for one in seen:
-        if isinstance(one, Tokens):
-            crossed += [one.ids.ids.tobytes(), one.ids.lengths.tobytes()]
-        elif isinstance(one, Activations):
-            crossed += [one.hidden.numpy().tobytes(), one.lengths.tobytes()]
+    for observation in seen:
+        if isinstance(observation, Tokens):
+            crossed += [observation.ids.ids.tobytes(), observation.ids.lengths.tobytes()]
+        elif isinstance(observation, Activations):
+            crossed += [observation.hidden.numpy().tobytes(), observation.lengths.tobytes()]
     return crossed

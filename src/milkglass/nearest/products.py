@@ -105,12 +105,16 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
     linear = onednn_linear()
     if linear is None:
         return
-    for one in model.modules():
-        if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
-            weight, bias = one.weight.detach(), one.bias
+    for module in model.modules():
+        if (
+            type(module) is torch.nn.Linear
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.float32
+        ):
+            weight, bias = module.weight.detach(), module.bias
             whole = (packed(weight), bias)
             rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
-            one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
+            module.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
 
 
 def _linear(linear: Linear, exact: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:

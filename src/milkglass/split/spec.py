@@ -117,8 +117,8 @@ class OpenRequest(RequestBody):
 def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
     """Returns the entries that a dataclass of plain fields takes, of a server's answer, or raises RemoteError."""
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
-    for one in fields(kind):
-        value: Any = raw.get(one.name)
-        if type(value) not in kinds[str(one.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
-            raise RemoteError(f"the server's answer has no usable {one.name}", hint)
+    for field in fields(kind):
+        value: Any = raw.get(field.name)
+        if type(value) not in kinds[str(field.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
+            raise RemoteError(f"the server's answer has no usable {field.name}", hint)
     return {one.name: raw[one.name] for one in fields(kind)}

@@ -177,10 +177,10 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
     reverse.
     """
     examples = list(read_examples(source))
-    for one in examples:
-        if one.label not in labels:
+    for example in examples:
+        if example.label not in labels:
             raise CodecError(
-                f"{one.place(source)} has a label that the training file lacks", "use the same label names"
+                f"{example.place(source)} has a label that the training file lacks", "use the same label names"
             )
     if any((one.pair is not None) != pairs for one in examples):
         raise CodecError(

@@ -196,14 +196,14 @@ def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] |
     if best > tolerance:
         return f"no matrix of the layers is a public one multiplied from one side: the best fit misses {best:.0%}"
     groups: list[Normal] = []
-    for one in sorted(moved, key=lambda one: one.fit.unexplained):
-        if one.fit.unexplained > tolerance:
+    for stack in sorted(moved, key=lambda one: one.fit.unexplained):
+        if stack.fit.unexplained > tolerance:
             break
         for number, group in enumerate(groups):
             known = group.solve().transformation
-            if float((one.fit.transformation - known).norm() / known.norm()) < MAX_STACKED_DIFFERENCE:
-                groups[number] = group + one.normal
+            if float((stack.fit.transformation - known).norm() / known.norm()) < MAX_STACKED_DIFFERENCE:
+                groups[number] = group + stack.normal
                 break
         else:
-            groups.append(one.normal)
+            groups.append(stack.normal)
     return tuple(group.solve() for group in groups)

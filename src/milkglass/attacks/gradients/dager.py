@@ -276,13 +276,13 @@ class DAGER(Inversion):
 def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
     """Returns why nothing can be found of one batch whatever its values, or None."""
     lengths = _lengths(batch)
-    for number, one in enumerate(first_layers):
-        names = [name for m in one.matrices for name in (m.name, m.second_half) if name is not None]
+    for number, attention_input in enumerate(first_layers):
+        names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
         shared = [grad for name in names if (grad := batch.tensor(name)) is not None]
         if not any(bool(grad.any()) for grad in shared):
             return f"no gradient of the queries, keys and values of layer {number + 1} is shared"
-        adapted = any(m.second_half is not None for m in one.matrices)
-        if adapted and not spans_of(batch, one, None if lengths is None else sum(lengths)):
+        adapted = any(m.second_half is not None for m in attention_input.matrices)
+        if adapted and not spans_of(batch, attention_input, None if lengths is None else sum(lengths)):
             return f"the rank of the adapters of layer {number + 1} is not above the number of tokens"
     return None
 

@@ -96,9 +96,11 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
         if values is not None and len(values) != total:
             raise UsageError(f"{len(values)} {name} for {total} texts", "give one for each text, or none")
     result, start = [], 0
-    for one in seen:
-        texts_of_batch = slice(start, start + one.batch_size)
+    for gradients in seen:
+        texts_of_batch = slice(start, start + gradients.batch_size)
         labels, lengths = (None if k is None else k[texts_of_batch] for k in (knowledge.labels, knowledge.lengths))
-        result.append(SharedBatch(one, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise))
-        start += one.batch_size
+        result.append(
+            SharedBatch(gradients, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
+        )
+        start += gradients.batch_size
     return result

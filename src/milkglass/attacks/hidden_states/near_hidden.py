@@ -41,15 +41,15 @@ SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
 
 def hidden_of(transcript: Transcript, width: int) -> str | None:
     """Returns why the transcript does not have one state of this width for each token, or None."""
-    for one in transcript.all(Activations):
-        if one.pooled:
+    for states in transcript.all(Activations):
+        if states.pooled:
             return "the states are one for a text, and say nothing of single tokens"
-        if one.mixed is not None:
+        if states.mixed is not None:
             return "the rows of each text are mixed, and stand for no single token"
-        if len(one.hidden) != one.lengths.sum():
+        if len(states.hidden) != states.lengths.sum():
             return "the states are not one for each token"
-        if len(one.hidden) and one.hidden.shape[1] != width:
-            return f"the states have {one.hidden.shape[1]} dimensions, the public model {width}"
+        if len(states.hidden) and states.hidden.shape[1] != width:
+            return f"the states have {states.hidden.shape[1]} dimensions, the public model {width}"
     return None
 
 

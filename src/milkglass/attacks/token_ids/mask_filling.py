@@ -59,10 +59,10 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     for number, ids in enumerate(texts):
         pieces = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
         ends = np.cumsum([len(one) for one in pieces])
-        for one in MASK.finditer("".join(pieces)):
-            first = int(np.searchsorted(ends, one.start(), side="right"))
-            last = int(np.searchsorted(ends, one.end() - 1, side="right"))
-            located.append(Mask(number, begin + first, begin + last + 1, one[1].lower()))
+        for match in MASK.finditer("".join(pieces)):
+            first = int(np.searchsorted(ends, match.start(), side="right"))
+            last = int(np.searchsorted(ends, match.end() - 1, side="right"))
+            located.append(Mask(number, begin + first, begin + last + 1, match[1].lower()))
         begin += len(ids)
     return located
 

@@ -119,12 +119,12 @@ class Beam:
     def _write(self, newest: Ids) -> None:
         """Adds a public id to each row. `newest` is (rows,)."""
         spelling, rows = self.reader.spelling, list[Ids]()
-        for row, one in enumerate(newest.tolist()):
-            if one == NO_BELIEF or spelling.silent[one]:
+        for row, token in enumerate(newest.tolist()):
+            if token == NO_BELIEF or spelling.silent[token]:
                 rows.append(np.empty(0, np.int64))
                 continue
-            rows.append(spelling.rows[int(self.joined[row] or spelling.clings[one])][one])
-            self.joined[row] = spelling.opens[one]
+            rows.append(spelling.rows[int(self.joined[row] or spelling.clings[token])][token])
+            self.joined[row] = spelling.opens[token]
         self._spell(rows)
 
     @torch.inference_mode()

@@ -32,14 +32,14 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
         return ""
     with styled():
         figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
-        for place, one in enumerate(rows.values()):
-            alone = math.isnan(one.low)
-            axes.barh(place, 100 * one.value, 0.55, color=BAR)
+        for place, row in enumerate(rows.values()):
+            alone = math.isnan(row.low)
+            axes.barh(place, 100 * row.value, 0.55, color=BAR)
             if not alone:
-                ends = [[100 * max(0.0, one.value - one.low)], [100 * max(0.0, one.high - one.value)]]
+                ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
-                    axes.errorbar(100 * one.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
-            _figure(axes, one.value, one.value if alone else max(one.value, one.high), place, alone)
+                    axes.errorbar(100 * row.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
+            _figure(axes, row.value, row.value if alone else max(row.value, row.high), place, alone)
         for place, value in enumerate(lines.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
             _figure(axes, value, value, place)

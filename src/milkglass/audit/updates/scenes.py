@@ -73,16 +73,16 @@ class AuditedSite:
         """
         step = self.defence.before(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)
-        for one in self.recorded.rounds():
-            if one.seen is None:
-                yield one, None
+        for round in self.recorded.rounds():
+            if round.seen is None:
+                yield round, None
                 continue
-            load_weights(self.recorded.step, one.weights)
-            numbers = self.batches[one.number]
-            truth, noise = self.truth([numbers]), self.defence.added_noise(one.seen.batch_size)
+            load_weights(self.recorded.step, round.weights)
+            numbers = self.batches[round.number]
+            truth, noise = self.truth([numbers]), self.defence.added_noise(round.seen.batch_size)
             labels, lengths = self.texts.rows.labels[numbers], truth.sent.lengths
             knowledge = replace(common, labels=labels, lengths=lengths, noise=noise)
-            yield one, gradient_scene((one.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
+            yield round, gradient_scene((round.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
 
     def truth(self, batches: Sequence[Ids]) -> Truth:
         """Returns the truth about some updates, from the numbers of the texts behind each."""

@@ -23,11 +23,11 @@ def picture_svg(result: Compared) -> str:
     scale = 100 if result.measure == "accuracy" else 1
     with styled():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        for number, one in enumerate(points):
-            assert one.quality is not None
-            value, low, high = (scale * part for part in (one.quality.value, one.quality.low, one.quality.high))
+        for number, point in enumerate(points):
+            assert point.quality is not None
+            value, low, high = (scale * part for part in (point.quality.value, point.quality.low, point.quality.high))
             axes.errorbar(
-                100 * one.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[one.group],
+                100 * point.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
                 color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
         home = result.best_local

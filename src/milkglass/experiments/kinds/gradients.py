@@ -137,13 +137,13 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
         dict[str, list[ResultRecord]](),
     )
 
-    def ended(one: AttackResult) -> None:
-        if one.state == "failed":
-            raise UsageError(f"{one.attack} at {name} failed: {one.reason}", "see the recipe")
-        if one.state == "does not apply":
-            progress(f"{name}: {one.attack} does not apply: {one.reason}")
+    def ended(result: AttackResult) -> None:
+        if result.state == "failed":
+            raise UsageError(f"{result.attack} at {name} failed: {result.reason}", "see the recipe")
+        if result.state == "does not apply":
+            progress(f"{name}: {result.attack} does not apply: {result.reason}")
         else:
-            there(one.attack, partial_results.get(f"{one.attack}, {name}", partial(figures, one)))
+            there(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
 
     def there(called: str, part: dict[str, float]) -> None:
         progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
@@ -161,12 +161,12 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
     return [one for called in attacks for one in records_of_attacks.get(called, ())]
 
 
-def figures(one: AttackResult) -> dict[str, float]:
+def figures(result: AttackResult) -> dict[str, float]:
     """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the processor seconds.
 
     A recipe's `seconds` limits processor time, so other work on the machine hardly changes a result.
     """
-    return with_spread(one.among(MEASURES), scale=1) | {"seconds": one.seconds}
+    return with_spread(result.among(MEASURES), scale=1) | {"seconds": result.seconds}
 
 
 @dataclass(frozen=True, eq=False)

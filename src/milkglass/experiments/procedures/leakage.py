@@ -219,12 +219,12 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
     return device.array(torch.cat(own)), device.array(torch.cat(other))
 
 
-def quantiles(own: Floats, other: Floats) -> dict[str, float]:
+def quantiles(own_distances: Floats, other_distances: Floats) -> dict[str, float]:
     """Returns the medians, the facing ends of the distributions, and the share of rows nearest to their own."""
     return {
-        "own distance, median": float(np.median(own)),
-        "own distance, 99 %": float(np.quantile(own, 0.99)),
-        "nearest other distance, 1 %": float(np.quantile(other, 0.01)),
-        "nearest other distance, median": float(np.median(other)),
-        "own is nearest": 100 * float((own < other).mean()),
+        "own distance, median": float(np.median(own_distances)),
+        "own distance, 99 %": float(np.quantile(own_distances, 0.99)),
+        "nearest other distance, 1 %": float(np.quantile(other_distances, 0.01)),
+        "nearest other distance, median": float(np.median(other_distances)),
+        "own is nearest": 100 * float((own_distances < other_distances).mean()),
     }

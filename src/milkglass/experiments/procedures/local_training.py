@@ -110,10 +110,10 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
 def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
     """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
-    for place, one in enumerate(rows.ids):
-        if len(one) > 1:
-            ids, mask = batch([one.tolist()], 0)
-            tokens[place] = len(one) - 1
+    for place, text_ids in enumerate(rows.ids):
+        if len(text_ids) > 1:
+            ids, mask = batch([text_ids.tolist()], 0)
+            tokens[place] = len(text_ids) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
     predictions = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]

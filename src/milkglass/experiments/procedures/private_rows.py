@@ -136,21 +136,21 @@ def rows_of(
     labels: list[int] = []
     remaining = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
     for i in rng.permutation(len(examples)).tolist():
-        one = examples[i]
+        example = examples[i]
         if len(ids) == expected.texts:
             break
-        if not expected.least <= len(one.text.split()) <= expected.most:
+        if not expected.least <= len(example.text.split()) <= expected.most:
             continue
-        result = tokenizer(one.text, split_special_tokens=True)["input_ids"]
+        result = tokenizer(example.text, split_special_tokens=True)["input_ids"]
         if not result or len(result) > expected.longest:
             continue
         if numbers is not None:
-            if one.label not in numbers:
+            if example.label not in numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not remaining[numbers[one.label]]:
+            if not remaining[numbers[example.label]]:
                 continue
-            remaining[numbers[one.label]] -= 1
-            labels.append(numbers[one.label])
+            remaining[numbers[example.label]] -= 1
+            labels.append(numbers[example.label])
         ids.append(result)
     if len(ids) < expected.texts:
         raise UsageError(

@@ -78,16 +78,17 @@ def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
         (one.data, one.variant): one for one in records if (one.measure, one.attack) == ("content top-1", STRONGEST)
     }
     result: dict[str, list[DefencePoint]] = {}
-    for one in records:
-        known = (utilities.get((one.data, one.variant, measure)) for measure in UTILITY)
+    for record in records:
+        known = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY)
         utility = next((it for it in known if it is not None), None)
-        if (one.measure, one.attack) == ("tokens top-1", STRONGEST) and utility is not None:
-            read = content.get((one.data, one.variant))
+        if (record.measure, record.attack) == ("tokens top-1", STRONGEST) and utility is not None:
+            read = content.get((record.data, record.variant))
             point = DefencePoint(
-                one.data, one.variant, utility.measure, utility.value, one.value, None if read is None else read.value,
+                record.data, record.variant, utility.measure, utility.value, record.value,
+                None if read is None else read.value,
                 utility.half_width or 0.0, 0.0 if read is None else read.half_width or 0.0,
             )  # fmt: skip
-            result.setdefault(one.data, []).append(point)
+            result.setdefault(record.data, []).append(point)
     return result
 
 
@@ -186,10 +187,11 @@ def frontier_svg(
     with styled():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(below))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
-        for one in shown:
+        for point in shown:
             axes.errorbar(
-                one.read, one.utility, one.utility_spread, one.content_spread, fmt="o", alpha=0.9, elinewidth=0.8,
-                color=ON_FRONTIER if colours[one.defence] else OFF_FRONTIER, markersize=7,
+                point.read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
+                elinewidth=0.8,
+                color=ON_FRONTIER if colours[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
         lines = [] if level is None else [(level, "a linear model, nothing sent")]
         lines += [(one.utility, "the same model at home, nothing sent") for one in all_points if one.defence == PLAIN]

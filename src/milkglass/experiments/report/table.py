@@ -118,11 +118,13 @@ def read(result: Mapping[str, Any]) -> ResultTable:
     )
 
 
-def _note(one: ResultRecord, notes: list[str]) -> int:
+def _note(record: ResultRecord, notes: list[str]) -> int:
     """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
-    if one.published is None or abs(one.value - one.published) <= SAME_FIGURE_TOLERANCE * abs(one.published):
+    if record.published is None or abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(
+        record.published
+    ):
         return 0
-    reason = one.why or UNEXPLAINED
+    reason = record.why or UNEXPLAINED
     if reason not in notes:
         notes.append(reason)
     return notes.index(reason) + 1
@@ -224,9 +226,9 @@ def words(table: ResultTable) -> str:
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]
     for line in lines:
-        one = line.record
-        spread = f"{SPREAD} {number(one.half_width)}" if one.half_width is not None else ""
-        paper = f"   paper {number(one.published)}" if one.published is not None else ""
-        requested = f"   asked: {one.asked}" if one.asked else ""
-        result.append(f"{one.name:{width}} {number(one.value):>10}{spread}{paper}{requested}")
+        record = line.record
+        spread = f"{SPREAD} {number(record.half_width)}" if record.half_width is not None else ""
+        paper = f"   paper {number(record.published)}" if record.published is not None else ""
+        requested = f"   asked: {record.asked}" if record.asked else ""
+        result.append(f"{record.name:{width}} {number(record.value):>10}{spread}{paper}{requested}")
     return "\n".join(result)

@@ -290,16 +290,16 @@ def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
     written = [one for one in slots if one.text.strip()]
     shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
-    for one in slots:
-        shadow = shadows.get(id(one))
+    for slot in slots:
+        shadow = shadows.get(id(slot))
         if shadow is None:
             tally.empty += 1
         else:
-            tally.count(one.text, shadow, ghost)
+            tally.count(slot.text, shadow, ghost)
         ids = [] if shadow is None else shadow.ids.tolist()
-        one.container[one.key] = "" if shadow is None else shadow.text
-        if isinstance(one.container, dict):
-            one.container[one.ids] = ids
+        slot.container[slot.key] = "" if shadow is None else shadow.text
+        if isinstance(slot.container, dict):
+            slot.container[slot.ids] = ids
         else:
-            one.container.append(" ".join(map(str, ids)))
+            slot.container.append(" ".join(map(str, ids)))
     return {"rows": plan.written.write(rows), "tally": asdict(tally)}

@@ -147,10 +147,10 @@ class Distance:
         total = torch.stack(parts).sum(0)
         return total / len(parts) if self.kind == "cosine" else total
 
-    def _of(self, one: InnerProducts, square: float) -> torch.Tensor:
+    def _of(self, products: InnerProducts, square: float) -> torch.Tensor:
         if self.kind == "cosine":
-            return 1.0 - one.inner / (one.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
-        gap = one.square - 2 * one.inner + square
+            return 1.0 - products.inner / (products.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
+        gap = products.square - 2 * products.inner + square
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 

@@ -127,14 +127,14 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     for chunk in np.split(np.arange(len(fan)), cuts):
         which = np.repeat(chunk, fan[chunk])
         inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
-        one = order[low[0][which] + inner // hits[1][which]]
-        two = order[low[1][which] + inner % hits[1][which]]
-        expected = blocks.column_group[one] * len(blocks.first_column) + blocks.column_group[two]
+        left_hit = order[low[0][which] + inner // hits[1][which]]
+        right_hit = order[low[1][which] + inner % hits[1][which]]
+        expected = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
         start, stop = np.searchsorted(key, expected), np.searchsorted(key, expected, side="right")
         times = stop - start
         edges.append(ranges(start, times))
-        lefts.append(np.repeat(one, times))
-        rights.append(np.repeat(two, times))
+        lefts.append(np.repeat(left_hit, times))
+        rights.append(np.repeat(right_hit, times))
         values.append(np.repeat(public.count[which], times))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(values)
 

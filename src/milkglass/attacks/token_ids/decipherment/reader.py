@@ -100,14 +100,14 @@ class Spelling:
 
         """
         rows, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
-        for number, one in enumerate(ids.tolist()):
+        for number, token in enumerate(ids.tolist()):
             joined.append(open_)
-            if one == NO_BELIEF or self.silent[one]:
+            if token == NO_BELIEF or self.silent[token]:
                 continue
-            row = self.rows[int(open_ or self.clings[one])][one]
+            row = self.rows[int(open_ or self.clings[token])][token]
             at[number] = length - 1
             length += len(row)
-            open_ = bool(self.opens[one])
+            open_ = bool(self.opens[token])
             rows.append(row)
         return np.concatenate(rows), at, np.array(joined, np.bool_)
 
