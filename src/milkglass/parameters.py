@@ -124,6 +124,7 @@ class Parameter:
         raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _show(value)},")
 
     def _accepts(self, value: Any, kind: Any) -> bool:
+        """Returns whether a value is of a kind, and within the limits."""
         origin = get_origin(kind)
         if kind in (int, float):
             number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
@@ -136,6 +137,7 @@ class Parameter:
         return not isinstance(kind, type) or isinstance(value, kind)
 
     def _noun(self, kind: Any) -> str:
+        """Returns a kind in words, with its limits."""
         if get_origin(kind) is Literal:
             return f"one of {', '.join(get_args(kind))}"
         if get_origin(kind) in (tuple, frozenset):

@@ -81,10 +81,11 @@ def _rows(path: Path) -> Iterator[CapturedRow]:
         text = text_of(place, row, "text")
         if "sent" not in row:
             raise CodecError(f"{place} has no field sent", "give what the client sent: ids, text, or vectors")
-        yield CapturedRow(place, text, *_sent(place, row["sent"]))
+        yield CapturedRow(place, text, *_parse_sent(place, row["sent"]))
 
 
-def _sent(place: Place, value: Any) -> tuple[Kind, Any]:
+def _parse_sent(place: Place, value: Any) -> tuple[Kind, Any]:
+    """Returns the kind and the value of what was sent for one text. Raises CodecError."""
     if isinstance(value, str):
         return "text", value
     if isinstance(value, list) and value:
@@ -193,6 +194,7 @@ class _Captured:
     layer: int
 
     def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
+        """Returns what was sent, and where each token of the texts went. Raises CodecError."""
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
@@ -229,6 +231,7 @@ class _Captured:
         )
 
     def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
+        """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
             raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
@@ -293,11 +296,8 @@ class _CapturedTexts:
 
 def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
     """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
-    result, token_order, sent_order = (
-        np.arange(len(token_ids)),
-        np.argsort(token_ids, kind="stable"),
-        np.argsort(sent, kind="stable"),
-    )
+    result = np.arange(len(token_ids))
+    token_order, sent_order = np.argsort(token_ids, kind="stable"), np.argsort(sent, kind="stable")
     if np.array_equal(token_ids[token_order], sent[sent_order]):
         result[token_order] = sent_order
     return result

@@ -62,6 +62,7 @@ def scene_of(
 def _of_table(
     base: Checkpoint, client: TableClient, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
+    """Returns the scene of obfuscated tables, which is that of a key."""
     info = dict(client.document)
     key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
     ids = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
@@ -99,6 +100,7 @@ def _of_states(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
+    """Returns the scene of hidden states that are sent."""
     codec = public_codec(base)
     ids = client.reader.encode(private, cut=True).ids
     corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
@@ -160,6 +162,8 @@ def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Seq
 
 
 def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
+    """Returns how an attacker puts texts of their own through the client, under their own secret."""
+
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Raises ValueError for text other than the attacker's own, since only its words are known."""
         attacker_client = client.rehearsal(seed)

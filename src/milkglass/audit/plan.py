@@ -185,6 +185,7 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
 
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
+    """Returns all attacks that apply, in the order of a run, with their estimated seconds."""
     turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
     steps, pace = list[_Step](), speed()
     before, after = parted(pairs(scene, turns))

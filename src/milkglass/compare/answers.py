@@ -156,6 +156,7 @@ def _tune(
     sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
     threads: int | None, log: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
+    """Trains the server's model on the rows as the client sends them."""
     job = folder / "job"
     job.mkdir(exist_ok=True)
     if not (job / "train.safetensors").is_file():

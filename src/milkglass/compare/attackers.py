@@ -102,6 +102,7 @@ def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
 
 
 def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns in words what is not masked, and how much of the masks is guessed."""
     words = []
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:

@@ -52,7 +52,7 @@ def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
             alone.save(best.model, names, partial)
         else:
             assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
-            _model(best, setting, names, partial)
+            _write_model(best, setting, names, partial)
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
         mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
@@ -61,7 +61,8 @@ def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
 
 
-def _model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+def _write_model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+    """Writes the trained encoder and its tokenizer, with the settings that `classify --local` needs."""
     assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):

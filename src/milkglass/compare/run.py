@@ -190,7 +190,7 @@ class _Run:
                 self._seen(time.monotonic() - begun, way)
             if way.local:
                 self.models[way.name] = answered
-            reading = self._reading(way, answered, seconds)
+            reading = self._attack(way, answered, seconds)
         except MilkglassError as error:
             return replace(blank, state="failed", reason=error.message), None
         result = replace(
@@ -220,7 +220,8 @@ class _Run:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).measure_answers(self.setting)
 
-    def _reading(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
+    def _attack(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
+        """Returns what attacks read of a way. None: nothing is sent."""
         if way.local or answered.cell is None:
             return None
         if way.group == "sent as it is":

@@ -16,7 +16,7 @@ def verdict(result: Compared) -> tuple[str, ...]:
     if not sent:
         return (f"Only ways with nothing sent were run; the best is {home.title}, with {amount(result, home)}.",)
     better = [one for one in sent if one.above is not None and _gains(result, one)]
-    sentences = [_first(result, home, sent, better)]
+    sentences = [_first_sentence(result, home, sent, better)]
     if not better and _learnt_nothing(result, home):
         sentences.insert(
             0,
@@ -49,7 +49,8 @@ def verdict(result: Compared) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _first(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
+def _first_sentence(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
+    """Returns whether sending is worth it, and which way."""
     have = f"{home.title} has {amount(result, home)}"
     if not better:
         more = "less" if result.measure == "loss" else "more"

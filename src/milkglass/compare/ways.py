@@ -356,6 +356,7 @@ class DefenceWay(Way):
         )
 
     def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+        """Returns what to know of the answers."""
         notes, steps = list[str](), setting.training.max_steps
         if "k" in self.entry and steps is not None and steps < FEW_STEPS:
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")

@@ -172,6 +172,7 @@ class SanitizerDefence(Defence):
     def _client(
         self, base: Checkpoint, table: WordVectors, counts: NDArray[np.int64] | None, secret: bytes
     ) -> SanitizingClient:
+        """Returns the client that sanitizes tokens or words."""
         codec = public_codec(base, secret)
         if self.by == "tokens":
             mechanism = self.method.sanitizer(table, counts)

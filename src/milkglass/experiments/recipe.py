@@ -140,6 +140,7 @@ class Recipe(abc.ABC):
         return [self._figure(one, one.name) for one in measured]
 
     def _figure(self, record: ResultRecord, name: str) -> ResultRecord:
+        """Returns a record as the result states it, with the published figure and the reason for a difference."""
         if math.isnan(record.value):
             return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE)
         if record.half_width is not None and math.isnan(record.half_width):
@@ -197,7 +198,7 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
         raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
     base = {key: value for key, value in raw.items() if key not in ("asked", "needs")}
     first = {key: value for key, value in changes.items() if key != "only"}
-    whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
+    whole = _overlay(_overlay(base, first), table_of(changes, "only"))
     said = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what was run, and no more
     return {**whole, "name": path.stem + QUICK, "quick": said}
 
@@ -210,12 +211,13 @@ def _require_seeds(raw: Mapping[str, Any]) -> None:
             raise UsageError(f"a seed is {info}, a whole number from 0 is needed", "see the recipe")
 
 
-def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _overlay(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's file with `changes` over it; a list for a table chooses some of its entries."""
     result = dict(raw)
     for key, value in changes.items():
         current = raw.get(key)
         if isinstance(current, dict) and isinstance(value, dict):
-            result[key] = _overlaid(current, value)
+            result[key] = _overlay(current, value)
         elif isinstance(current, dict) and isinstance(value, list):
             if missing := [name for name in value if not isinstance(name, str) or name not in current]:
                 raise UsageError(

@@ -59,6 +59,7 @@ def client_app() -> Any:
 
     @app.train()
     def answer(message: Any, context: Any) -> Any:
+        """Trains one round and replies with the update."""
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
         step = _step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
@@ -74,7 +75,7 @@ def client_app() -> Any:
 
 
 def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A Flower mod that lets an update leave only if the site's checks hold.
+    """Lets an update leave only if the site's checks hold, as a Flower mod.
 
     The server must train the site's own model, and what the site trained on must have passed through GHOST for it.
     Anything else is answered by `said`, since Flower would send an exception's own words.

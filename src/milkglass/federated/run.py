@@ -36,7 +36,7 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss over the texts of all updates; None if a site does not report its loss."""
+        """Returns the mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(one.site not in self.losses for one in self.updates):
             return None
         return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)

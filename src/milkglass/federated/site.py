@@ -60,7 +60,7 @@ class FederatedTraining:
 
     @property
     def bound(self) -> int | None:
-        """The largest number of texts that a site may say it saw in a round; None: any."""
+        """Returns the most texts that a site may say it saw in a round; None: any number."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:

@@ -72,6 +72,7 @@ class Likely:
 
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
+    """Returns (rows, counts) values that at least `count` of each row reach; -inf: none is known."""
     rows, n = similarity.shape
     heaps = max(1, n // HEAP_COLUMNS)
     maxima = _maxima(similarity, heaps)

@@ -80,6 +80,7 @@ class ExactIndex:
         return TopK(torch.cat([one.rows for one in top_of_blocks]), torch.cat([one.values for one in top_of_blocks]))
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
+        """Returns the k nearest rows to one block of queries."""
         values, slack = self._compared(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
         query, row = _places(values >= slack.below(slack.below(_reached_by(values, k)[:, None])))
@@ -106,9 +107,8 @@ class ExactIndex:
         """Returns (p,) the values of pairs, in fp64 for distances."""
         step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
         unit = self.metric == "cosine"
-        scaled_queries = (
-            queries / lengths(queries)[:, None] if unit else queries.double()
-        )  # products of tiny rows would be zero
+        # products of tiny rows would be zero
+        scaled_queries = queries / lengths(queries)[:, None] if unit else queries.double()
         result = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
             if unit:

@@ -86,17 +86,14 @@ def _rows(
     max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     at = 0
 
-    def following() -> Ids:
+    def next_seeds() -> Ids:
+        """Returns the seeds of the next wave."""
         nonlocal at
         remaining = order[at:]
         remaining = remaining[is_free[remaining]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        seeds = remaining[
-            : max(
-                min(max_seeds, MIN_WAVE_SEEDS),
-                min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS,
-            )
-        ]
+        whole_blocks = min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
+        seeds = remaining[: max(min(max_seeds, MIN_WAVE_SEEDS), whole_blocks)]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
@@ -106,7 +103,7 @@ def _rows(
     with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def begun() -> list[Future[_Wave]]:
-            parts = [future for future in np.array_split(following(), workers) if len(future)]
+            parts = [future for future in np.array_split(next_seeds(), workers) if len(future)]
             return [pool.submit(_Wave.of, cosines, future, place, counts) for future in parts]
 
         wave = begun()

@@ -92,6 +92,7 @@ def require_one_split(client: Path, server: Path) -> ClientAbout:
 
 
 def _read(folder: Path, half: str) -> dict[str, Any]:
+    """Reads a half's description. Raises UsageError, CorruptCheckpoint."""
     if not (folder / NAME).is_file():
         raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / NAME)

@@ -78,6 +78,7 @@ class ServerHalf:
         return logits
 
     def _require(self, sent: Activations) -> None:
+        """Raises BadUpload if the states are not of this half, or too many or too long."""
         width, info = sent.hidden.shape[1], self.info
         if width != info.width:
             raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)

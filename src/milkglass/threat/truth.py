@@ -96,7 +96,7 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 
 
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
-    """Grade a guess. No other function sees both a guess and the truth. Special tokens are never counted.
+    """Grades a guess. No other function sees both a guess and the truth. Special tokens are never counted.
 
     Returns:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every

@@ -164,7 +164,7 @@ class ClusterSearch:
             at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
             if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
                 self._refresh()
-            solved += self._batch(seeds, width, margin)
+            solved += self._solve_seeds(seeds, width, margin)
             seeds_tried += len(seeds)
             budget.spend(self._work(len(seeds), width))
             budget.progress(1 - float(self.free_rows.mean()))
@@ -197,7 +197,8 @@ class ClusterSearch:
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
-    def _batch(self, seeds: Ids, width: int, margin: float) -> int:
+    def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
+        """Solves the clusters of these seeds. Returns how many were solved."""
         nearest_rows, candidates = self._shortlist(seeds, width)
         on, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise

@@ -69,9 +69,8 @@ def trimmed(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     result = rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
     for _ in range(MAX_ROUNDS):
-        error = (vectors.double() @ result - turned_vectors.double()).norm(dim=1) / vectors.double().norm(
-            dim=1
-        ).clamp_min(1e-30)
+        lengths = vectors.double().norm(dim=1).clamp_min(1e-30)
+        error = (vectors.double() @ result - turned_vectors.double()).norm(dim=1) / lengths
         best = error.topk(-(-len(error) // 2), largest=False).indices.sort().values
         if torch.equal(best, inliers):
             break

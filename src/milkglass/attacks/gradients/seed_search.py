@@ -113,6 +113,7 @@ class _Drawn:
         return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
 
     def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the tests of a seed of Gaussian noise: the angle and the radius of numbers 0 and 8."""
         square = (row[0] ** 2 + row[8] ** 2) / self.width**2
         angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
         bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * MAX_WIDTH_ERROR, 2 * MAX_WIDTH_ERROR)]
@@ -120,6 +121,7 @@ class _Drawn:
         return ((8, _near(24, angle, 1e-5)), (0, _near(24, middle, half)))
 
     def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the tests of a seed of Laplacian noise: each of the row's first numbers, within the width's error."""
         tests = []
         for at, value in enumerate(row[:NUMBERS_COMPARED]):
             sizes = [

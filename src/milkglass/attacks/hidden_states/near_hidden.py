@@ -90,6 +90,7 @@ class NearHidden(Attack):
         return self._nearest(seen.hidden, table, budget)
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
+        """Returns (total, k) the tokens whose embeddings at the same position are nearest."""
         size = len(public.table)
         runner, unused = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
         within = np.arange(len(seen.hidden)) - np.repeat(np.cumsum(seen.lengths) - seen.lengths, seen.lengths)

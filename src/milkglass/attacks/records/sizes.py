@@ -58,6 +58,7 @@ def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the features of one answer's records, from their sizes and times."""
     pauses = np.diff(times, prepend=0)
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)

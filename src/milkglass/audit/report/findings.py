@@ -167,6 +167,7 @@ def _hidden(cells: tuple[AttackResult, ...]) -> Values:
 
 
 def _members(scene: Scene) -> Values:
+    """Returns what the trained rows tell about membership. None: nothing."""
     named = TunedRows.members_of(scene.transcript)
     trained = [one.ids for one in scene.transcript.all(Tokens) if one.purpose == "train"]
     if named is None or not trained:

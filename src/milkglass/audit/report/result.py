@@ -140,7 +140,7 @@ class Audit:
     notice: str = ""
 
     def measured(self, adversary: str) -> int:
-        """The largest number of tokens on the curve of an attacker."""
+        """Returns the largest number of tokens on the curve of an attacker."""
         return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
 
     @property

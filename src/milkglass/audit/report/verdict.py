@@ -116,6 +116,7 @@ def of_100(share: float, least: bool = False) -> str:
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
+    """Returns the sentence on what the strongest attack reads."""
     least, share = bool(unfinished(best, cells)), _share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
     return filled(

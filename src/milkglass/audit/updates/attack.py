@@ -119,6 +119,7 @@ class _Player:
         self._deadline = budget if budget.clock is time.monotonic else None
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
+        """Runs all attacks on one update, each with an equal share of what is left of the budget."""
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
         rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played

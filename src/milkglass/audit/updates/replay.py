@@ -146,6 +146,7 @@ class RecordedRun:
             yield weights
 
     def _verify(self) -> None:
+        """Checks that the updates lead to the run's weights. Raises UsageError."""
         last, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
         same = last.keys() == recorded.keys() and all(one.shape == last[name].shape for name, one in recorded.items())
         if not same or not all(torch.allclose(last[name], one, **TOLERANCES) for name, one in recorded.items()):

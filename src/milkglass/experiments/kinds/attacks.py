@@ -127,7 +127,9 @@ class AttackRecipe(Recipe):
                 work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
                 about = _work_of(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / work_name, about)
-                each.append(observed._under(key, base, seen, public, work, name, _once(work_name, run.progress)))
+                each.append(
+                    observed._measure_under(key, base, seen, public, work, name, _once(work_name, run.progress))
+                )
             results += over(each, np.median, {"least": np.min, "most": np.max}, "keys")
         return results
 
@@ -136,10 +138,11 @@ class AttackRecipe(Recipe):
         whole = data_refs.examples(data, self.private)
         return data_refs.labelled(whole, data_refs.numbered(whole))
 
-    def _under(
+    def _measure_under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> list[ResultRecord]:  # fmt: skip
+        """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
@@ -268,6 +271,7 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
 
 
 def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
+    """Returns the figures of all attacks that apply."""
     _require_ended(cells)
     results: list[ResultRecord] = []
     for cell in cells:
@@ -294,6 +298,7 @@ def _unleaked(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], varia
 
 
 def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
+    """Returns the figures of the strongest attack on growing parts of the text."""
     best = strongest(done.cells)
     points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
     return [

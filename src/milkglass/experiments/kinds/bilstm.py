@@ -117,7 +117,7 @@ class BiLSTMRecipe(Recipe):
             if scheme is not None and mixture is not None:
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
                 result += _attack(self, name, scene, key, run.out, run.progress)
-        return result + _losses(self, numbers(result))
+        return result + _accuracy_losses(self, numbers(result))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class LabelledRows:
     labels: Labels
 
 
-def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
+def _accuracy_losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
+    """Returns how much accuracy each variant loses."""
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
     others = [name for name, parameters in recipe.variants.items() if parameters]
     losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in others}

@@ -215,6 +215,7 @@ class SanitizedGeneration(GeneratorTuning):
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
     ) -> list[ResultRecord]:
+        """Returns the figures of one variant's answers, before or after training."""
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
         about = data_refs.parse_ref(self.data["validation"])
@@ -230,6 +231,7 @@ class SanitizedGeneration(GeneratorTuning):
     def _graded_classes(
         self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], of: Parts, kept: dict[str, str]
     ) -> list[ResultRecord]:
+        """Returns the figures of answers that name a class."""
         guess = np.array([class_of(one, labels) for one in texts], np.int64)
         truth = [labels.index(one) for one in references]
         keep(kept, {"answer": guess}, of)

@@ -159,6 +159,7 @@ class SymbolGeneration(GeneratorTuning):
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, examples: list[Example], name: str
     ) -> list[ResultRecord]:
+        """Returns the figures of one model that answers alone."""
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in examples]

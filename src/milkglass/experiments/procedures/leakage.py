@@ -167,6 +167,7 @@ def _ceiling(scene: Scene) -> dict[str, float]:
 
 
 def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
+    """Returns the figures of all attacks, and of the one that reads most. Raises UsageError if one failed."""
     result: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":

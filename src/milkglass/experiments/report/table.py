@@ -131,6 +131,7 @@ def _note(record: ResultRecord, notes: list[str]) -> int:
 
 
 def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings, the texts and the code of a result, as names and values."""
     results = [(name, _value(result[name])) for name in SETTINGS if name in result]
     results += [("data", _pairs(result["data"]))] if "data" in result else []
     results += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]

@@ -185,10 +185,11 @@ def _filtered(nearest_lists: Lists, places: Ids, same: Ids | None, settings: Sea
     """Returns (p, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
-        return np.concatenate([*pool.map(lambda part: _block(nearest_lists, part, same, settings), blocks)])
+        return np.concatenate([*pool.map(lambda part: _filter_block(nearest_lists, part, same, settings), blocks)])
 
 
-def _block(nearest_lists: Lists, rows: Ids, same: Ids | None, settings: Search) -> Mask:
+def _filter_block(nearest_lists: Lists, rows: Ids, same: Ids | None, settings: Search) -> Mask:
+    """Returns (p, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
     mine = nearest_lists[rows]
     good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[rows, None]
     if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour

@@ -109,6 +109,7 @@ class PromptEmbedsStream:
             yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
+        """Returns the request's body. Raises TooLong."""
         sampling, info = self._sampling, self._info
         if len(prompt) + sampling.max_tokens > info.max_length:
             raise TooLong(
@@ -132,6 +133,7 @@ class PromptEmbedsStream:
         self._require_end()
 
     def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        """Yields the ids of a streamed answer. Raises RemoteError."""
         empty = 0
         with connection.stream("POST", COMPLETIONS, body) as stream:
             for _, _, data in server_events(stream):

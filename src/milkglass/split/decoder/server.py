@@ -117,6 +117,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._rows.join(group)
 
     def _advance(self) -> None:
+        """Runs one step of all rows whose vectors have arrived."""
         self._rows.drop_cancelled()
         rows, vectors = self._rows.rows, []
         if rows is None:
@@ -158,6 +159,7 @@ class SplitSession:
         return token
 
     def _begin(self, prompt: torch.Tensor) -> None:
+        """Submits the prompt to the engine. Raises TooLong."""
         if len(prompt) + self.request.max_tokens > self._info.max_length:
             raise TooLong(
                 f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",

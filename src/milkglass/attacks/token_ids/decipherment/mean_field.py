@@ -287,6 +287,7 @@ class _Field:
     aliases: int
 
     def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
+        """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
         all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
         loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         channels = []
@@ -299,6 +300,7 @@ class _Field:
         return channels
 
     def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+        """Returns the beliefs of these rows and columns, those of `previous` unchanged."""
         belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
         if previous is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(previous.rows)] = 0
@@ -306,6 +308,7 @@ class _Field:
         return MeanFieldState(rows, columns, belief)
 
     def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
+        """Returns the beliefs after every id weighed its neighbours once."""
         growth, (rows, columns) = self.growth, state.belief.shape
         known_count = channels[0].edges.shape[1] - rows
         belief = np.zeros((rows + known_count, columns + known_count), np.float32)
