@@ -146,9 +146,8 @@ def open_scene(
     identity_now = {**settings, "attacks": [signature(one) for one in attacks.values()]}
     identity_before = {**settings, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
     scene = build_scene(stage)
-    return scene, ResumeStore.open(
-        out / "work", identity_now, identity_before
-    )  # a text that cannot be read leaves nothing behind
+    # after the scene: a text that cannot be read leaves nothing behind
+    return scene, ResumeStore.open(out / "work", identity_now, identity_before)
 
 
 def run_and_write(

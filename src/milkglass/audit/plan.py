@@ -20,9 +20,7 @@ from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
-SPARE_FACTOR = (
-    4  # an attack of long training that others surpass is begun only where its least time is left so many times
-)
+SPARE_FACTOR = 4  # an attack of long training that others surpass is begun only with so many times its least time
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
@@ -242,10 +240,8 @@ def speed() -> float:
     The measurement takes some tenths of a second.
     """
     generator = torch.Generator().manual_seed(0)
-    rows, others = (
-        torch.randn(JOB_ROWS, JOB_WIDTH, generator=generator),
-        torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator),
-    )
+    rows = torch.randn(JOB_ROWS, JOB_WIDTH, generator=generator)
+    others = torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator)
     best = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()

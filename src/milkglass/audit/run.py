@@ -32,9 +32,7 @@ from milkglass.threat.truth import score
 Report = Callable[[AttackResult], None]
 ENDED = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
 OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
-MIN_PLACED_SHARE = (
-    0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
-)
+MIN_PLACED_SHARE = 0.01  # of the ids; candidates that place fewer are guesses of a solver that failed, and mislead
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,6 @@ class EncoderServer(Server):
             answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
             for number, logits in zip(numbers.tolist(), answers, strict=True):
                 logits_of_texts[number] = logits
-        return (
-            device.array(torch.stack(logits_of_texts))
-            if logits_of_texts
-            else np.empty((0, int(self._split["classes"])), np.float32)
-        )
+        if not logits_of_texts:
+            return np.empty((0, int(self._split["classes"])), np.float32)
+        return device.array(torch.stack(logits_of_texts))

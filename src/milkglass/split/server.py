@@ -52,10 +52,8 @@ class ServerHalf:
         description, server_description = halves.described(folder), folders.server_about(folder)
         try:
             config, classes, layer = description["model"], int(description["classes"]), int(description["layer"])
-            pooled, width = (
-                bool(description["pooled"]),
-                int(config["hidden_size" if "hidden_size" in config else "dim"]),
-            )
+            pooled = bool(description["pooled"])
+            width = int(config["hidden_size" if "hidden_size" in config else "dim"])
             length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(

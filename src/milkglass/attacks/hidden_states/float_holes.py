@@ -40,10 +40,8 @@ FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 MAX_COORDINATES_BEHIND = 3  # coordinates by which a token may be behind the best and is kept
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
-PASSES_A_TEST, COORDINATES_PASSED = (
-    4,
-    12,
-)  # passes over numbers of one test, and how many coordinates a factor passes, on average
+PASSES_A_TEST = 4  # passes over numbers of one test
+COORDINATES_PASSED = 12  # coordinates that a factor passes, on average
 FACTOR_STEP = 1 << 10  # of so many factors one is tried where none fits
 
 

@@ -40,10 +40,8 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
-LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = (
-    0.7,
-    0.6,
-)  # of the budget: what is left at least when the public, the client's states are computed
+# Of the budget, what is left at least when the public, the client's states are computed
+LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.7, 0.6
 TRAINING_SHARE = 0.8  # of what is left then
 TOKENS_AT_A_TIME = 512
 

@@ -32,10 +32,8 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = (
-    0.5,
-    0.25,
-)  # of the budget: what is left at least when the public, the sent texts are embedded
+# Of the budget, what is left at least when the public, the sent texts are embedded
+LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.5, 0.25
 TEXTS_AT_A_TIME = 1024  # whose words are named at a time
 
 

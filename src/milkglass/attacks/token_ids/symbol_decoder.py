@@ -50,10 +50,8 @@ from milkglass.threat.observations import Tokens, Transcript
 START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING_SHARE = 0.8  # of the budget
-TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = (
-    0.5,
-    0.5,
-)  # where a language model reads after the training: of the budget, of what is left
+# Where a language model reads after the training: of the budget, of what is left
+TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
 UNSEEN_COUNT = 0.05  # occurrences of a token that the public text lacks
 MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time

@@ -131,11 +131,8 @@ class GradientRecipe(SharedStepRecipe):
 def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     partial_results, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, earlier_results, records_of_attacks = (
-        attacks_of(recipe.attacks),
-        partial_results.done,
-        dict[str, list[ResultRecord]](),
-    )
+    attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
+    records_of_attacks = dict[str, list[ResultRecord]]()
 
     def ended(result: AttackResult) -> None:
         if result.state == "failed":

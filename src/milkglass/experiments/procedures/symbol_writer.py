@@ -59,9 +59,8 @@ class CombinedDistribution:
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (..., n) log p_c, and (..., m) log m."""
         client_log_probs = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
-        return client_log_probs, torch.zeros_like(server).index_add_(
-            -1, self.symbols.to(server.device), client_log_probs.exp()
-        ).log()
+        mass = torch.zeros_like(server).index_add_(-1, self.symbols.to(server.device), client_log_probs.exp())
+        return client_log_probs, mass.log()
 
 
 @dataclass(frozen=True)
