@@ -43,7 +43,7 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
+def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
     """Writes numbers from 1 beside points, each at the first place near its point that is free."""
     axes.figure.draw_without_rendering()  # sets where the axes lie
     taken_places = [axes.transData.transform(point) for point in points]
@@ -58,7 +58,7 @@ def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence
         )  # fmt: skip
 
 
-def named(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Writes a name beside each point, at the first of several places where it covers no other name."""
     axes.figure.draw_without_rendering()  # sets where the axes lie
     inside, taken_boxes = axes.get_window_extent(), list[Box]()

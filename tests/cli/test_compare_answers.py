@@ -25,7 +25,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.generation import row_losses
 from milkglass.experiments.procedures.trials import halves
-from milkglass.experiments.runs import packed
+from milkglass.experiments.runs import pack_answers
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -215,7 +215,7 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
     done = public_codec(base).encode_cut([one.messages for one in rows.asked])
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
-    cell: Any = SimpleNamespace(predictions=packed(np.concatenate([losses, tokens * 3])))
+    cell: Any = SimpleNamespace(predictions=pack_answers(np.concatenate([losses, tokens * 3])))
     assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
     found = answers.predictions(cell, rows, counted_by=base)
     assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)

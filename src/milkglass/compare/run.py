@@ -29,7 +29,7 @@ from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
-from milkglass.experiments.runs import packed, require_same_run, unpacked
+from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.metrics.text import mean_loss
@@ -258,7 +258,7 @@ class _Run:
         files.private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
         about = {**limits, "public": len(self.public), "clock": spent}
-        document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
+        document = {"about": about, "result": finite(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
     def _load_kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
@@ -274,7 +274,7 @@ class _Run:
         if (cut and longer) or limits_then["public"] != len(self.public):
             return None
         self.earlier += float(limits_then["clock"])
-        return result, unpacked(document["answers"])
+        return result, unpack_answers(document["answers"])
 
 
 def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:

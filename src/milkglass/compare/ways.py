@@ -25,8 +25,8 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.comparison import with_training
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, train_cell
+from milkglass.experiments.runs import unpack_answers
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import is_here, resolve
@@ -166,7 +166,7 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
     model = base or setting.base
     digest = setting.digest if base is None else base.digest()
-    return trained(
+    return train_cell(
         model, digest, setting.problem, with_training(defence, setting.training), setting.training, setting.seed,
         setting.cells, setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (u,) a cell's classes or scores."""
-    predictions = unpacked(cell.predictions)
+    predictions = unpack_answers(cell.predictions)
     return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
 
 

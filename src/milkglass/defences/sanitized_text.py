@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass import files
 from milkglass.client.codec.encoded import Encoded
-from milkglass.defences.obfuscated_tables import copied, public_codec, why_unsupported
+from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -147,7 +147,7 @@ class SanitizerDefence(Defence):
             if corpus is None:
                 raise UsageError(f"{self.method.name} must know how often words occur", "give a corpus")
             counts = self._count(base, table, [*corpus.texts, *(corpus.pairs or ())])
-        copied(base, folder)
+        copy_base(base, folder)
         return self._client(base, table, counts, secret), TokenServer(folder)
 
     def _count(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:

@@ -69,7 +69,7 @@ class RecipeNeeds:
 
 
 @contextmanager
-def noted(out: Path) -> Iterator[None]:
+def note_usage(out: Path) -> Iterator[None]:
     """Notes in the run folder, when the run ends in any way, what it used."""
     begun = time.monotonic()
     try:

@@ -51,7 +51,7 @@ class RunFolder:
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
         commits: filled by the run: the commits that made what it used of other runs.
-        predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`packed`).
+        predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
     """
 
     data: Path
@@ -157,7 +157,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with stoppable(), (job / "worker.log").open("ab") as log, started(job, log) as worker:
+        with stoppable(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
             follow(worker, job / "events.jsonl", progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
@@ -167,7 +167,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     return result
 
 
-def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """Starts the server's worker for this job.
 
     It saves a checkpoint and ends when this process ends, however that happens.
@@ -275,13 +275,14 @@ def _git(*arguments: str) -> str:
 
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
-def packed(answers: NDArray[Any]) -> str:
+def pack_answers(answers: NDArray[Any]) -> str:
     """Packs (u,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
     whole = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     kind = "<f4" if answers.dtype.kind == "f" else whole
     return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
 
 
-def unpacked(text: str) -> NDArray[Any]:
+def unpack_answers(text: str) -> NDArray[Any]:
+    """Returns the numbers that `pack_answers` packed."""
     kind, _, body = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)

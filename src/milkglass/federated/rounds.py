@@ -91,7 +91,7 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
     return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
 
 
-def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
+def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
     """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
     result = {name: one - lr * change[name] for name, one in weights.items()}
     for name, one in result.items():

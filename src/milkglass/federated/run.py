@@ -12,7 +12,7 @@ from typing import Any
 from milkglass.catalogue import signature
 from milkglass.errors import PoisonedUpdate
 from milkglass.federated import checks
-from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
+from milkglass.federated.rounds import Tensors, Update, check, length, mean, step_weights
 from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound, record
@@ -93,10 +93,12 @@ def train(
             check(one, weights)
             _require_counts(one, training)
         change = mean(replies.updates, weights, training.minimum)
-        stepped_weights = stepped(weights, change, training.lr)
+        stepped_weights = step_weights(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run = run.finished(stepped_weights, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss))
+        run = run.finish_round(
+            stepped_weights, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)
+        )
         weights = stepped_weights
         progress(1)
     load_weights(step, weights)

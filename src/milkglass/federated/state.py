@@ -103,7 +103,7 @@ class FederatedRun:
         for partial in self.folder.glob(".*.tmp"):
             partial.unlink()
 
-    def finished(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
+    def finish_round(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
         """Writes and returns the run with one more round."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)

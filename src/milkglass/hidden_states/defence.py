@@ -79,7 +79,7 @@ class HiddenStateDefence(Mechanism):
         return client, self.server(folder, served, description)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
-        description = halves.described(server)
+        description = halves.read_description(server)
         if description.get("defence") != self.name or description.get("layer") != self.cut(base):
             raise UsageError(f"{server.name} is not a half of {self.name} with these parameters", "see its config.json")
         classes = int(description["classes"])
@@ -116,7 +116,7 @@ class HiddenStateDefence(Mechanism):
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
-        description = halves.described(folder)
+        description = halves.read_description(folder)
         if description.get("salt") != self.salt:
             raise UsageError(
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"

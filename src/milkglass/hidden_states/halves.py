@@ -161,7 +161,8 @@ def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict
     return tensors
 
 
-def described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
+    """Reads what a half says of itself. Raises CorruptCheckpoint if the folder has no half."""
     if not (folder / CONFIG).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {CONFIG}", "give the folder that the split wrote")
     return read_json(folder / CONFIG)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.errors import UsageError
-from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.halves import CONFIG, read_description
 from milkglass.hidden_states.tokens import grouped, padded
 from milkglass.models.view import Model
 from milkglass.threat.defence import Server
@@ -30,7 +30,7 @@ class EncoderServer(Server):
     def rest(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
         tensors = {name: value.detach().cpu() for name, value in self._upper.state_dict().items()}
-        return (Weights(Model(tensors, described(self.folder)["model"]), tuned=True),)
+        return (Weights(Model(tensors, read_description(self.folder)["model"]), tuned=True),)
 
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:

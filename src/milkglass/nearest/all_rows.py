@@ -115,12 +115,13 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     heaps = min(size, max(HEAP_COLUMNS * place, size // HEAP_COLUMNS))
     deep = size // heaps
 
-    def guessed(top: int) -> NDArray[np.float32]:
+    def guess_bounds(top: int) -> NDArray[np.float32]:
+        """Returns the guessed bounds of a strip of rows."""
         block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
         maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
         return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
 
-    return np.concatenate([*pool.map(guessed, range(0, n, TILE_ROWS))])
+    return np.concatenate([*pool.map(guess_bounds, range(0, n, TILE_ROWS))])
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:

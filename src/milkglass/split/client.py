@@ -22,7 +22,7 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, U
 from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import require_base
-from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.halves import CONFIG, read_description
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
@@ -109,7 +109,7 @@ def require_sendable(
     Raises KeyForOtherModel for another base, UsageError if the half was trained on pairs and the texts are single, or
     the reverse, and CodecError for a text that has no token or is too long.
     """
-    require_base(described(folder), folder, base)
+    require_base(read_description(folder), folder, base)
     require_pairs(description, pairs is not None)
     length = restored(description.method, description.parameters, description.training).training.max_length
     PublicTokenizer(base.folder, length).encode(texts, pairs)

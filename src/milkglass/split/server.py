@@ -49,7 +49,7 @@ class ServerHalf:
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
         """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
-        description, server_description = halves.described(folder), folders.server_about(folder)
+        description, server_description = halves.read_description(folder), folders.server_about(folder)
         try:
             config, classes, layer = description["model"], int(description["classes"]), int(description["layer"])
             pooled = bool(description["pooled"])
@@ -133,7 +133,7 @@ def _routes(half: ServerHalf) -> APIRouter:
     return router
 
 
-def opened(folder: Path) -> ServerHalf:
+def open_half(folder: Path) -> ServerHalf:
     """Opens the half to serve, and raises this process's limits for serving. Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from milkglass.compare.result import Compared, Group
-from milkglass.plots import COLOURS, GREY, named, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
 MARKERS: dict[Group, str] = {
@@ -38,5 +38,5 @@ def picture_svg(result: Compared) -> str:
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
         places = [(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality is not None]
-        named(axes, places, [one.name for one in points])
+        write_names(axes, places, [one.name for one in points])
         return svg(figure, "What each way is worth, against what is read of it")

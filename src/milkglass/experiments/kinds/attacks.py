@@ -148,7 +148,7 @@ class AttackRecipe(Recipe):
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
-        finished = attacked(self, scene, work, progress)
+        finished = attack_scene(self, scene, work, progress)
         seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
         results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
         results += _figures(finished.cells, name)
@@ -182,7 +182,7 @@ def _line(cell: AttackResult) -> str:
     return f"{cell.attack} ({cell.adversary}){top}, {cell.seconds:.0f} s"
 
 
-def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
+def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
     """Runs all attacks at once.
 
     If each has its own budget, it adds one attack at a time and keeps earlier results on disk.

@@ -33,7 +33,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, numbers, records
-from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
+from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
 from milkglass.progress import Log
@@ -111,7 +111,7 @@ class BiLSTMRecipe(Recipe):
             rows = table.rows if mixture is None else scrambled(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
             named = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
-            run.predictions[f"answer, {name}"] = packed(named)
+            run.predictions[f"answer, {name}"] = pack_answers(named)
             right = share(named == held_out.labels, np.random.default_rng(self.seed))
             result += records(with_spread({"accuracy": right}), variant=name)
             if scheme is not None and mixture is not None:
@@ -196,8 +196,8 @@ def _train_and_predict(
             lambda words: progress(f"{name}: {words}"),
         )  # fmt: skip
         named = lstm.predicted(net, held_out.texts.mapped(sigma))
-        files.write(path, json.dumps({"answers": packed(named)}))
-    return unpacked(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
+        files.write(path, json.dumps({"answers": pack_answers(named)}))
+    return unpack_answers(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
 def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:

@@ -47,11 +47,11 @@ from milkglass.experiments.procedures.trials import (
     client_alone,
     commonest,
     own_model,
-    trained,
+    train_cell,
 )
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
-from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
+from milkglass.experiments.runs import RunFolder, commits, pack_answers, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -155,7 +155,7 @@ class Comparison(Recipe):
         for (name, defence, seed), cell in cells.items():
             if pooled := beside_own(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])
-                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(pooled[1])
+                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))
@@ -209,7 +209,7 @@ class Cells:
         name, defence, seed = place
         cell_title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         split = with_training(self.splits[defence], self.settings[place])
-        return trained(
+        return train_cell(
             self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed,
             run.cache or run.out / "cells", run.threads, lambda text: run.progress(f"{cell_title}: {text}"),
         )  # fmt: skip

@@ -37,7 +37,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
-from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
+from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -226,7 +226,7 @@ def row_losses(
 
 def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
     """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    kept |= {ResultRecord(measure=name, value=0.0, **of).name: packed(one) for name, one in rows.items()}  # type: ignore[arg-type]
+    kept |= {ResultRecord(measure=name, value=0.0, **of).name: pack_answers(one) for name, one in rows.items()}  # type: ignore[arg-type]
 
 
 def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:

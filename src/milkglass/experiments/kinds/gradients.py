@@ -46,7 +46,7 @@ from milkglass.experiments.procedures.private_rows import (
     classes_of,
     ghost_of,
     rows_of,
-    shadowed,
+    shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
@@ -124,11 +124,11 @@ class GradientRecipe(SharedStepRecipe):
         result = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = attackers.scene(DefenceSpec.of(name, entry))
-            result += attacked(self, name, scene, run.out / "figures.json", run.progress)
+            result += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
         return result
 
 
-def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
+def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     partial_results, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
     attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
@@ -187,7 +187,7 @@ class Attackers:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.expected.batch
-        sent = shadowed(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
+        sent = shadow_rows(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
@@ -209,7 +209,7 @@ class Attackers:
 
     def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the attacker's own text through the defence, with the attacker's own draws."""
-        own = shadowed(self.base, corpus, guard, seed, self.kept, self.progress)
+        own = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
         return own, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property

@@ -42,7 +42,7 @@ from milkglass.experiments.procedures.private_rows import (
     classes_of,
     level,
     rows_of,
-    shadowed,
+    shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
@@ -151,7 +151,7 @@ class TrainingSite:
 
     def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
+        sent = shadow_rows(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:

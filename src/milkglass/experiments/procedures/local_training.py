@@ -17,7 +17,7 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.experiments.procedures.private_rows import PrivateRows
-from milkglass.experiments.runs import packed
+from milkglass.experiments.runs import pack_answers
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.metrics import glue
 from milkglass.metrics.interval import Interval, with_spread
@@ -104,7 +104,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
         part = order[start : start + size]
         ids, mask, _ = rows.part(part).batch(pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).cpu().numpy()
-    return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
+    return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": pack_answers(guesses)})
 
 
 def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
@@ -115,7 +115,7 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
             ids, mask = batch([text_ids.tolist()], 0)
             tokens[place] = len(text_ids) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
-    predictions = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
+    predictions = {"loss": pack_answers(losses), "tokens": pack_answers(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     measures = {
         "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),

@@ -165,7 +165,7 @@ def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
     return Ghost.open(base.folder, *guard.ghost, seed=seed)
 
 
-def shadowed(
+def shadow_rows(
     base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
     """Returns the rows as they go into training: their shadows, or without GHOST the rows themselves."""

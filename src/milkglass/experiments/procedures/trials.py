@@ -28,7 +28,7 @@ from milkglass.client.training_request import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
-from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
+from milkglass.experiments.runs import begun, made, pack_answers, run_job, secret_of, unpack_answers, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ class TrainedHalves:
         tuned: the server's half after training.
         figures: the quality of its answers.
         made: by which code.
-        predictions: its packed answers to the held-out rows (`packed`).
+        predictions: its packed answers to the held-out rows (`pack_answers`).
         logits: (u, classes) of these answers.
     """
 
@@ -87,7 +87,7 @@ class TrainedHalves:
     logits: NDArray[np.float32] = field(repr=False)
 
 
-def trained(
+def train_cell(
     base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
     cells: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
@@ -196,9 +196,14 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
-        stored = {"figures": result, "made": made(folder), "predictions": packed(guess), "logits": packed(logits)}
+        stored = {
+            "figures": result,
+            "made": made(folder),
+            "predictions": pack_answers(guess),
+            "logits": pack_answers(logits),
+        }
         files.write(path, json.dumps(stored) + "\n")
-    logits = unpacked(stored["logits"]).reshape(len(problem.held_out.labels), -1)
+    logits = unpack_answers(stored["logits"]).reshape(len(problem.held_out.labels), -1)
     return dict(stored["figures"]), stored.get("made") or made(folder), str(stored["predictions"]), logits
 
 

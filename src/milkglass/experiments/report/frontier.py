@@ -19,7 +19,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
-from milkglass.plots import COLOURS, GREY, named, numbered, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names, write_numbers
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
@@ -100,7 +100,7 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
         axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
-        numbered(axes, places, [OFF_FRONTIER] * len(places))
+        write_numbers(axes, places, [OFF_FRONTIER] * len(places))
         return svg(figure, f"{points[0].data}: {points[0].measure} against what the strongest attack reads")
 
 
@@ -200,7 +200,7 @@ def frontier_svg(
             axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
         called = [one.defence if names is None else names[one.defence] for one in shown]
-        named(axes, [(one.read, one.utility) for one in shown], called)
+        write_names(axes, [(one.read, one.utility) for one in shown], called)
         return svg(figure, finding(all_points, level))
 
 

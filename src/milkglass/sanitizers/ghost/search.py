@@ -234,7 +234,7 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     return digest_of(settings_digested, table.vectors, table.candidates.astype(np.int64))
 
 
-def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     kept = ArrayCache("ghost", NAMES, folder)
     return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))

@@ -232,7 +232,7 @@ def decoder_of(checkpoint: Checkpoint) -> Architecture:
     return architecture
 
 
-def opened(
+def open_layers(
     checkpoint: Checkpoint,
     name: str,
     policy: RowPolicy,

@@ -65,7 +65,7 @@ class LayerRun(NamedTuple):
 
 
 @contextmanager
-def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
+def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
     """Yields a list to which every run of these layers is added while the context is open."""
     runs: list[LayerRun] = []
 

@@ -97,7 +97,7 @@ class GRAB(Optimising):
 
     def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
-        judged = {ids.tobytes(): float(problem.judged_ids(ids[None])[0])}
+        judged = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
             previous_best = beam[0].tobytes()
@@ -126,7 +126,7 @@ class GRAB(Optimising):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
-            values = problem.judged_ids(np.stack([candidates[key] for key in keys]))
+            values = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
             judged.update(zip(keys, values.tolist(), strict=True))
         known = [one for key, one in candidates.items() if key in judged]
         return sorted(known, key=lambda one: judged[one.tobytes()])[: self.beam]

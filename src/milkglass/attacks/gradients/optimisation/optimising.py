@@ -103,7 +103,7 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
     """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
     for part in batched(guesses, problem.together):
         budget.spend(problem.work(len(part)))
-        yield from zip(part, problem.judged(torch.stack(part)).tolist(), strict=True)
+        yield from zip(part, problem.distances(torch.stack(part)).tolist(), strict=True)
         if budget.left() <= 0:
             return
 

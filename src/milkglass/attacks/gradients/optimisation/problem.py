@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
+from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, record_runs
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
@@ -217,7 +217,7 @@ class Problem:
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
             return self._written_out(x, targets)
-        with self._run(), tapped(self.layers) as runs:
+        with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
         outputs = [one.outputs for one in runs]
@@ -227,15 +227,15 @@ class Problem:
         every |= {name: product(gradient, self.seen[name]) for name, gradient in zip(self._rest, others, strict=True)}
         return self.distance.of(every, self.squares)[0]
 
-    def judged(self, guesses: torch.Tensor) -> Floats:
+    def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
 
         Only the gradients of linear layers count, nearly all of a model's numbers, and L1 does not.
         """
         return self._distances_of_guesses(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
-    def judged_ids(self, guesses: Ids) -> Floats:
-        """Returns (h,) the distances of guesses of tokens (h, b, t). See `judged`."""
+    def distances_of_ids(self, guesses: Ids) -> Floats:
+        """Returns (h,) the distances of guesses of tokens (h, b, t). See `distances`."""
         ids = self._to_device(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
         return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)
@@ -252,7 +252,7 @@ class Problem:
             rows = zip(guesses, targets.chunk(count), strict=True)
             with torch.enable_grad():
                 return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
-        with self._run(), tapped(self.layers) as runs, torch.enable_grad():
+        with self._run(), record_runs(self.layers) as runs, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)

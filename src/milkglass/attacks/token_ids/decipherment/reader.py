@@ -91,7 +91,7 @@ class Spelling:
         )
         return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in stripped], np.bool_), silent)
 
-    def spelled(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+    def spell(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
         """Spells a text (t,) of public ids in the reader's ids, after `begin`.
 
         Returns:
@@ -171,7 +171,7 @@ class CausalReader:
         lines, at, joined, where = [], [], [], []
         for number in numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
-            line, states, joins = self.spelling.spelled(ids, self.begin)
+            line, states, joins = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), longest):
                 inside = (states >= cut) & (states < cut + longest)
                 lines.append(line[cut : cut + longest])
