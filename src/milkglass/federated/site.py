@@ -30,6 +30,8 @@ class FederatedTraining:
     """How a run trains.
 
     Attributes:
+        method: fedsgd (a gradient a round) or fedavg (an epoch a round).
+        lr: the learning rate.
         minimum: the fewest sites with which a round is done.
         most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.

@@ -157,8 +157,10 @@ class _Strip:
     """The pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
 
     Attributes:
+        top: the number of the first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
+        held: how many pairs are held.
     """
 
     top: int

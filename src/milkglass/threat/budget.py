@@ -3,8 +3,8 @@
 A budget counts one of three things: the processor's seconds by default, so that a busy machine finds no less (`ui`,
 `audit --records`, `audit_defence`); the clock's (all other audits); or work (`Budget.of_work`, which `compare` uses),
 where an attack says what each of its steps costs in seconds of one core of the machine on which attacks were timed.
-Work is the same on every machine and every run, so that
-what a budget of work cuts is, too. An attack asks its budget and ends by itself; `ended_with` ends one that does not.
+Work is the same on every machine and every run, so that what a budget of work cuts is, too. An attack asks its budget
+and ends by itself; `ended_with` ends one that does not.
 """
 
 from __future__ import annotations

@@ -112,7 +112,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """The matrices of one stack, viewed as rows of d, with their fit and the norm gain that is folded in, if any."""
+    """The matrices of one stack, viewed as rows of d.
+
+    Attributes:
+        name: of the stack and of the gain.
+        gain: of the norm that is folded into the public matrices. None: no gain fits better.
+        normal: their normal equations.
+        fit: the transformation that fits them best.
+    """
 
     name: str
     gain: str | None

@@ -101,9 +101,10 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens, by their places in the list of groups.
+    """g groups of s tokens.
 
     Attributes:
+        numbers: (g,) their places in the list of groups.
         cosines: (g, s, s) of tokens i and j.
         logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
     """

@@ -57,6 +57,8 @@ class SortableRows:
 
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".
+        seen, public: the observed and the public table.
+        seen_reader, public_reader: what each is multiplied by. None: nothing.
     """
 
     name: str

@@ -24,8 +24,10 @@ class SharedBatch:
     """What an attacker has of one training step.
 
     Attributes:
+        seen: the shared gradient.
         step: the model and its loss.
         labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
+        corpus: public text. None: the attacker has none.
         noise: what was added to the gradient.
     """
 

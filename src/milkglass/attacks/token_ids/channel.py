@@ -143,7 +143,10 @@ class ChannelAttack(Attack):
     """The channel attack.
 
     Attributes:
+        rehearsals: how often the attacker puts the corpus through the defence.
+        candidates: how many originals of each token are weighed.
         mix: the weight of neighbours beside frequency, fixed before any result was graded.
+        k: the number of ranks of the guess.
     """
 
     rehearsals: int = 3

@@ -124,7 +124,11 @@ def write(path: Path, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class GhostJob:
-    """What a run reads and writes."""
+    """What a run reads and writes.
+
+    Attributes:
+        shape, written: how the rows of the source and of the output are laid out.
+    """
 
     source: Path
     shape: FileShape

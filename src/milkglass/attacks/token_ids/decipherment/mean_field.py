@@ -188,6 +188,8 @@ class MeanFieldState:
     """The belief so far, about scrambled and public ids.
 
     Attributes:
+        rows: (K,) the scrambled ids.
+        columns: (C,) the public ids.
         belief: (K, C).
     """
 
