@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatSender
-from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, said
+from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, user_text
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.run import loss_gap, read_way
@@ -81,7 +81,7 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
     assert found.longest == 96 and found.task == "causal-lm"
     assert any("3 of 113 rows are cut" in one for one in found.about(_settings(found)))
     assert any("2 rows are left out" in one for one in found.about(_settings(found)))
-    assert [*found.private, *found.others] == [said(one) for one in found.chats]
+    assert [*found.private, *found.others] == [user_text(one) for one in found.chats]
     assert [one.line for one in read(base, data).asked] == [one.line for one in found.asked]
 
 

@@ -179,7 +179,9 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
     seconds = sum(one.seconds or 0.0 for one in ended) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
     titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
-    return TimeEstimate(seconds, len(ended), tuple(open_ended), titles, _enough(steps, budget) if late else math.nan)
+    return TimeEstimate(
+        seconds, len(ended), tuple(open_ended), titles, _enough_budget(steps, budget) if late else math.nan
+    )
 
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
@@ -217,7 +219,7 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     return begun, late
 
 
-def _enough(steps: Sequence[_Step], budget: float) -> float:
+def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
     tried = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
     return next((one for one in tried if not _schedule(steps, one)[1]), math.nan)

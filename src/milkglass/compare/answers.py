@@ -36,7 +36,7 @@ from milkglass.experiments.kinds.generation import greedy, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
-from milkglass.experiments.runs import made, pack_answers, run_job, unpack_answers, write_spec
+from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -193,7 +193,12 @@ def _answer(
     for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
         texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - begun) / max(1, len(prompts))
-    result = {"predictions": pack_answers(losses.ravel()), "seconds": seconds, "texts": texts, "made": made(folder)}
+    result = {
+        "predictions": pack_answers(losses.ravel()),
+        "seconds": seconds,
+        "texts": texts,
+        "made": provenance(folder),
+    }
     files.write(path, json.dumps(result, ensure_ascii=False) + "\n")
     return result
 

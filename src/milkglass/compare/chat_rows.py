@@ -122,7 +122,7 @@ class ChatRows(ComparisonRows):
         chats = [rows.examples[place] for place in trained]
         digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
         train, held_out = (
-            LabelledTexts([said(one) for one in part], [0] * len(part)) for part in (chats, held_examples)
+            LabelledTexts([user_text(one) for one in part], [0] * len(part)) for part in (chats, held_examples)
         )
         lengths = [min(max_length, rows.lengths[place]) for place in trained]
         return cls(
@@ -208,7 +208,7 @@ class _Sized:
         return [self.examples[i] for i in order if i not in self.long and i not in self.unanswered]
 
 
-def said(example: Example) -> str:
+def user_text(example: Example) -> str:
     """Returns what the user says in a conversation."""
     return "\n".join(str(one["content"]) for one in example.messages if one["role"] == "user")
 

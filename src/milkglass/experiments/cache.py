@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.experiments.runs import TAKEN, now, taken
+from milkglass.experiments.runs import TAKEN, commits_taken, now
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ArtifactCache:
         self._remember(by)
 
     def _remember(self, commits: Iterable[str]) -> None:
-        files.write(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
+        files.write(self.out / TAKEN, json.dumps(sorted({*commits_taken(self.out), *commits})) + "\n")
 
 
 def made_by(path: Path) -> list[str]:

@@ -67,8 +67,8 @@ class RunFolder:
         return max(1, cores() // self.at_once)
 
     def made(self) -> dict[str, Any]:
-        """Returns the code that made this run, see the function `made`."""
-        return made(self.out, [*taken(self.out), *self.commits])
+        """Returns the code that made this run, see `provenance`."""
+        return provenance(self.out, [*commits_taken(self.out), *self.commits])
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def newest(events: Path, start: int = 0) -> str:
     return ""
 
 
-def taken(out: Path) -> list[str]:
+def commits_taken(out: Path) -> list[str]:
     """Returns the commits that made what a run used of a cache."""
     path = out / TAKEN
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
@@ -236,7 +236,7 @@ def begun(out: Path) -> None:
         files.write(record, json.dumps(now()) + "\n")
 
 
-def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
+def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the code that made a result, and when.
 
     Args:
@@ -254,7 +254,7 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def commits(made: Mapping[str, Any]) -> list[str]:
-    """Returns all commits in a record of `made`: the last code, the code that began it, and that of used parts."""
+    """Returns all commits in a record of `provenance`: of the last code, the code that began it, and used parts."""
     return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
 
 

@@ -27,7 +27,7 @@ from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
 from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
-from milkglass.federated.site_config import Node, Task, said
+from milkglass.federated.site_config import Node, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -78,7 +78,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
     """Lets an update leave only if the site's checks hold, as a Flower mod.
 
     The server must train the site's own model, and what the site trained on must have passed through GHOST for it.
-    Anything else is answered by `said`, since Flower would send an exception's own words.
+    Anything else is answered by `answer_to_fault`, since Flower would send an exception's own words.
     """
     from flwr.app import Error, Message
 
@@ -92,7 +92,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
         checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
-        return Message(Error(REFUSED_CODE, said(error)), reply_to=message)
+        return Message(Error(REFUSED_CODE, answer_to_fault(error)), reply_to=message)
     return reply
 
 

@@ -117,7 +117,7 @@ class Site:
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
             gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
-            tensors = _whole({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
+            tensors = _all_parameters({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
         return LocalResult(Update(self.name, total, len(order), len(batches)), rows.digest(), loss)
 
@@ -155,7 +155,7 @@ def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
     return {name: every[name] for name in step.names}
 
 
-def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
+def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
     """Returns a tensor for each parameter: zeros for those that a defence froze."""
     return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
 

@@ -59,7 +59,7 @@ class Node:
                 raise UsageError(f"the node's configuration names no {name}", hint)
         if odd := sorted({*config} - known_names):
             raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
-        values = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
+        values = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
         way = values.pop("selection", Selection().way)
         if way not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(SelectionMethod))}")
@@ -106,7 +106,7 @@ class Task:
             raise RefusedTask("the server trains another model than this site's own", "give both the same model")
 
 
-def said(error: Exception) -> str:
+def answer_to_fault(error: Exception) -> str:
     """Returns what the site answers to a fault.
 
     A FederatedError names the site and what it refuses. Anything else may name what lies on the site's machine, so it
@@ -119,7 +119,7 @@ def said(error: Exception) -> str:
     return FAILED
 
 
-def _alike(name: str, value: Any, default: Any) -> Any:
+def _require_type(name: str, value: Any, default: Any) -> Any:
     """Returns a configuration's value if it is of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
     if type(value) is not type(default) and not (type(default) is float and type(value) is int):
         kind = type(default).__name__

@@ -107,7 +107,7 @@ class OffloadingClient(EncoderClient):
         """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
         sizes = [len(matrix.matrix) for _, matrix in self._pending]
         self._require_answers(answer, sum(sizes), "rows")
-        upper, received = self._whole()
+        upper, received = self._upper_layers()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
         logits = torch.empty(len(lengths), int(self.kept["classes"]))
         products_sent = torch.from_numpy(answer).split(sizes)
@@ -122,7 +122,7 @@ class OffloadingClient(EncoderClient):
             logits[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
         return logits.numpy()
 
-    def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
+    def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
             config, classes = halves.plain(self.base.config), int(self.kept["classes"])

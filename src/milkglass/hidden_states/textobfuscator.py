@@ -75,7 +75,7 @@ def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     return (states - centres).square().mean()
 
 
-def away(means: torch.Tensor) -> torch.Tensor:
+def repulsion(means: torch.Tensor) -> torch.Tensor:
     """Returns minus the mean squared distance per dimension of all pairs of means (c, d); 0 for a single mean."""
     if len(means) < 2:
         return means.sum() * 0.0
@@ -157,4 +157,4 @@ class TextObfuscator(HiddenStateDefence):
         states, clusters = step.hidden[step.mask], aids.cluster[step.ids[step.mask]]
         means, present = aids.means(states, clusters)
         aids.follow(means.detach(), present)
-        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * away(means)
+        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * repulsion(means)

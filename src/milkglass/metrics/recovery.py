@@ -101,7 +101,7 @@ def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> 
     }
 
 
-def whole(
+def whole_texts(
     guess: Sequences, truth: Sequences, batches: Ids, read: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
     """Returns the recovery of whole texts, which an attacker gives in any order within their batch.

@@ -73,7 +73,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
                     other_strip.add(theirs)
             short.append(pool.submit(strip.finish, *lists))
             progress(int(done_by_strip[number]))
-    _again(unit, np.concatenate([one.result() for one in short]), *lists)
+    _compare_again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
 
 
@@ -160,20 +160,20 @@ class _Strip:
         top: the number of the first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
-        held: how many pairs are held.
+        pair_count: how many pairs are held.
     """
 
     top: int
     k: int
     bounds: NDArray[np.float32] = field(repr=False)
     pairs: list[Pairs] = field(default_factory=list, repr=False)
-    held: int = 0
+    pair_count: int = 0
 
     def add(self, pairs: Pairs) -> None:
         """Adds pairs whose columns are larger than all before."""
         self.pairs.append(pairs)
-        self.held += len(pairs[0])
-        if self.held > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
+        self.pair_count += len(pairs[0])
+        if self.pair_count > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
@@ -190,7 +190,7 @@ class _Strip:
         full = counts >= self.k
         self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
         row, place = np.nonzero(np.arange(self.k) < counts[:, None])
-        self.pairs, self.held = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
+        self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
 
     def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
         """Returns (b, k) the best columns and their cosines, ties by column, and (b,) how many pairs each row has."""
@@ -218,7 +218,7 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
+def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
         numbers = rows[start : start + ROWS_COMPARED_AGAIN]

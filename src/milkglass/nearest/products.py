@@ -183,7 +183,7 @@ class Cosines:
         shift: (d,) subtracted from each row. None: nothing.
         unit: for a small table the rows of length 1 in oneDNN's layout.
         lost: how much of a row of length 1 is lost in bf16 at most, if a first look is made in it; else None.
-        held: the table where single rows are taken from; by default the table itself.
+        row_source: the table where single rows are taken from; by default the table itself.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -191,7 +191,7 @@ class Cosines:
     shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
     lost: float | None
-    held: torch.Tensor | None = field(default=None, repr=False)
+    row_source: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
@@ -243,13 +243,13 @@ class Cosines:
         if len(others) > step:
             return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
         scale = self._scales
-        unit = taken(self.source, np.array([row]), np.float32)[0] * scale[row]
-        result: NDArray[np.float32] = (taken(self.source, others, np.float32) @ unit) * scale.take(others)
+        unit = take_rows(self.source, np.array([row]), np.float32)[0] * scale[row]
+        result: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
         return result
 
     @property
     def source(self) -> torch.Tensor:
-        return self.table if self.held is None else self.held
+        return self.table if self.row_source is None else self.row_source
 
     @cached_property
     def _scales(self) -> NDArray[np.float32]:
@@ -317,13 +317,13 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
-    rows = taken(table, np.append(others, row), np.float64)
+    rows = take_rows(table, np.append(others, row), np.float64)
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
     result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
     return result
 
 
-def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
+def take_rows(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
     """Returns (m, d) some rows of a table. NumPy takes them far faster than torch."""
     if table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous():
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)

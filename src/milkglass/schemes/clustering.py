@@ -65,7 +65,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     is_free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), held=table)
+    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
     for row in _rows(cosines, order, is_free, place, (6 * k, int(at) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, at) if k > 1 else order[:0]

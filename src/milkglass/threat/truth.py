@@ -115,7 +115,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     if guess.texts is not None:
         batches = np.ones(len(sent), np.int64) if truth.batches is None else truth.batches
         result = guess.texts.kept(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole(result, sent.kept(counted), batches, truth.read, rng))
+        return Recovery(recovery.whole_texts(result, sent.kept(counted), batches, truth.read, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):

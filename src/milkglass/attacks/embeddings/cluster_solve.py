@@ -358,11 +358,11 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 def _candidates(search: ClusterSearch) -> Candidates:
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
-    pairs += _rest(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
+    pairs += _unsolved_groups(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
     return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
 
 
-def _rest(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
+def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """Yields what was not solved, by cosine: one group, or if that is too large, each row with its nearest tokens."""
     assigned_tokens = [
         members for where, members, weights in search.clusters if weights is not None or len(where) >= len(members)

@@ -74,7 +74,7 @@ class LastAnswer:
 _latest = LastAnswer()
 
 
-def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
+def undo_all(public: Model, seen: Model, tolerance: float) -> Model | str:
     """Returns the public layers under the tables before their transformation, or why these cannot be found."""
     result = _latest(public, seen, tolerance)
     if isinstance(result, str):
@@ -147,7 +147,7 @@ class KnownWeight(Preprocessor):
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
         seen = transcript.model
-        result = undone(required(knowledge.public_model), seen, self.tolerance)
+        result = undo_all(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):
             raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
         others = tuple(
@@ -163,7 +163,7 @@ class KnownWeight(Preprocessor):
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:
             model, sigma = required(simulate)(seed)
-            result = undone(required(public), model, self.tolerance)
+            result = undo_all(required(public), model, self.tolerance)
             return (model if isinstance(result, str) else result), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)

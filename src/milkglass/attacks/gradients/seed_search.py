@@ -118,7 +118,7 @@ class _Drawn:
         angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
         bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * MAX_WIDTH_ERROR, 2 * MAX_WIDTH_ERROR)]
         middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
-        return ((8, _near(24, angle, 1e-5)), (0, _near(24, middle, half)))
+        return ((8, _near_test(24, angle, 1e-5)), (0, _near_test(24, middle, half)))
 
     def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
         """Returns the tests of a seed of Laplacian noise: each of the row's first numbers, within the width's error."""
@@ -129,7 +129,7 @@ class _Drawn:
             ]
             low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), value) for one in sizes)
             # of 53 bits, the highest 21 are the lowest of the first output
-            tests.append((2 * at, _near(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
+            tests.append((2 * at, _near_test(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
         return tests
 
     def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
@@ -154,7 +154,7 @@ class _Drawn:
         return torch.where(rest.abs() > MIN_ENTRY * width, rest, 0.0).float()
 
 
-def _near(bits: int, middle: float, half: float) -> Test:
+def _near_test(bits: int, middle: float, half: float) -> Test:
     """Returns a test whether an output's lowest bits, as a number from 0 to 1, are near `middle`, around the circle."""
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 

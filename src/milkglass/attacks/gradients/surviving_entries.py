@@ -130,44 +130,46 @@ class _OrderSearch:
     """A search for the order of the tokens: the nearest text so far, its distance, and how many gradients are left."""
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
-        self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget
-        self.seen = {n: g for n, g in batch.tensors.items() if bool(g.any())}
-        self.kept = {n: g != 0 for n, g in self.seen.items()}
+        self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
+        self.shared = {n: g for n, g in batch.tensors.items() if bool(g.any())}
+        self.is_nonzero = {n: g != 0 for n, g in self.shared.items()}
         self.best: Ids = np.empty(0, np.int64)
-        self.away = np.inf
+        self.best_distance = np.inf
 
     @property
     def over(self) -> bool:
-        return self.left <= 0 or self.budget.left() <= 0
+        return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
         """Returns the distance of a text, at least 0; infinite if the time is over."""
         if self.over and len(self.best):
             return float(np.inf)
-        self.left -= 1
+        self.gradients_left -= 1
         self.budget.spend(work.gradients(self.batch.step.module, len(text)))
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
         step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
         own = step.gradient(ids, torch.ones_like(ids), targets)
-        cosines = [_cosine(own[n][self.kept[n]], g[self.kept[n]]) for n, g in self.seen.items() if n in own]
+        cosines = [
+            _cosine(own[n][self.is_nonzero[n]], g[self.is_nonzero[n]]) for n, g in self.shared.items() if n in own
+        ]
         distance = 1 - float(np.mean(cosines))
-        if distance < self.away:
-            self.best, self.away = text, distance
+        if distance < self.best_distance:
+            self.best, self.best_distance = text, distance
         return distance
 
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
-        while not self.over and self.away > ROUNDING_DISTANCE:
+        while not self.over and self.best_distance > ROUNDING_DISTANCE:
             shaken = self.best
             for _ in range(RANDOM_CHANGES):
                 shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
             self._descend(shaken, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
-        """Returns a text that no single change brings nearer, and its distance."""
+        """Changes the text, one change at a time, while that brings it nearer."""
         best_distance, better = self.distance(text), True
         while better and not self.over:
             better = False

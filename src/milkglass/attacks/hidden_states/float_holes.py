@@ -140,9 +140,9 @@ class _Reader:
         if not len(best) and self.attack.always:
             best, ruled = self._fitting(numbers[::FACTOR_STEP], row, len(row))
             best = best[ruled == ruled.min()]
-        return self._closest(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
+        return self._best_factor(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
 
-    def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
+    def _best_factor(self, numbers: Floats, rows: Floats) -> np.float32:
         """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
         tried = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
         if len(tried) == 1:

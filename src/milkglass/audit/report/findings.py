@@ -37,7 +37,7 @@ def warnings(
         spent: how much was read of how many tokens.
         attacks: those that may bring a finding of their own, by name.
     """
-    key = {"spent": said(spent), "at_once": _at_once(spent)}
+    key = {"spent": curve_in_words(spent), "at_once": _at_once(spent)}
     words = words_of(scene)
     texts_of_read = {part: filled(getattr(words, part), scene=scene, **key) for part in ("why", "change")}
     best = strongest(cells, "content top-1")
@@ -118,7 +118,7 @@ def id_rate(scene: Scene) -> IdRate | None:
     return IdRate(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
 
 
-def said(spent: Spent) -> str:
+def curve_in_words(spent: Spent) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
     sentences = []
     for who, shares in spent.items():

@@ -89,10 +89,10 @@ class AuditedSite:
         numbers = np.concatenate(batches)
         sizes = np.array([len(one) for one in batches], np.int64)
         sent, own = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
-        return replace(self._whole, sent=sent, original=own, batches=sizes)
+        return replace(self._all_texts_truth, sent=sent, original=own, batches=sizes)
 
     @cached_property
-    def _whole(self) -> Truth:
+    def _all_texts_truth(self) -> Truth:
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 

@@ -98,7 +98,7 @@ class Comparison(Recipe):
             require_data(name, entry)
         for name, defence in self.defences.items():
             self.attacked_of(defence)
-            require_defence(name, _bare(defence))
+            require_defence(name, _without_tables(defence))
             for data in self.data:
                 settings = self.settings_of(data, defence, {"num_labels": 2})
                 if "encoder" in defence:
@@ -197,7 +197,10 @@ class Cells:
         defences = recipe.defences
         spare = max(recipe.attacked_of(one).spare for one in defences.values()) if recipe.attacks else 0
         problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
-        splits = {name: defence_of(_bare(defences[name]), data) for name in dict.fromkeys(place[1] for place in places)}
+        splits = {
+            name: defence_of(_without_tables(defences[name]), data)
+            for name in dict.fromkeys(place[1] for place in places)
+        }
         settings = {
             (name, defence, seed): recipe.hyperparameters(problems[name, seed], defences[defence], seed)
             for name, defence, seed in places
@@ -215,7 +218,7 @@ class Cells:
         )  # fmt: skip
 
 
-def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tables(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a defence's entry without the tables that override the recipe's."""
     return {key: value for key, value in entry.items() if key not in ("training", "attacked")}
 

@@ -140,9 +140,9 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, 
         if result.state == "does not apply":
             progress(f"{name}: {result.attack} does not apply: {result.reason}")
         else:
-            there(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
+            keep_records(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
 
-    def there(called: str, part: dict[str, float]) -> None:
+    def keep_records(called: str, part: dict[str, float]) -> None:
         progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
         records_of_attacks[called] = records(part, attack=called, variant=name)
 
@@ -152,7 +152,7 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, 
     rules = replace(RECIPE, own_budget=budget)
     for called in attacks:
         if f"{called}, {name}" in earlier_results:
-            there(called, earlier_results[f"{called}, {name}"])
+            keep_records(called, earlier_results[f"{called}, {name}"])
     left = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
     run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
     return [one for called in attacks for one in records_of_attacks.get(called, ())]

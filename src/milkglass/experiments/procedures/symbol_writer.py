@@ -88,7 +88,7 @@ class AnsweringPair:
         """
         tokens, answered = tokens.to(self.client.device), answered.to(self.client.device)
         sent = self._sent(tokens)
-        scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
+        scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._models_and_ids(tokens, sent)]
         places = answered[1:].nonzero().flatten()
         scores_there, targets = [one[places] for one in scores], tokens[1:][places][:, None]
         sums = [one(*scores_there).gather(1, targets).sum() for one in (self.writer.log_probs, self.writer.within)]
@@ -102,7 +102,7 @@ class AnsweringPair:
         while len(result) < new_tokens and not (result and result[-1] in self.stops):
             outputs = [
                 model(input_ids=model_ids[None], past_key_values=cache, use_cache=True)
-                for (model, model_ids), cache in zip(self._both(ids, self._sent(ids)), past, strict=True)
+                for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), past, strict=True)
             ]
             past = [one.past_key_values for one in outputs]
             result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in outputs)).argmax()))
@@ -112,7 +112,8 @@ class AnsweringPair:
     def _sent(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.writer.symbols.to(tokens.device)[tokens]
 
-    def _both(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
+    def _models_and_ids(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
+        """Returns each model with the ids that it reads."""
         return (self.client, tokens), (self.server, sent)
 
 

@@ -28,7 +28,7 @@ from milkglass.client.training_request import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
-from milkglass.experiments.runs import begun, made, pack_answers, run_job, secret_of, unpack_answers, write_spec
+from milkglass.experiments.runs import begun, pack_answers, provenance, run_job, secret_of, unpack_answers, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -198,13 +198,13 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
         result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
         stored = {
             "figures": result,
-            "made": made(folder),
+            "made": provenance(folder),
             "predictions": pack_answers(guess),
             "logits": pack_answers(logits),
         }
         files.write(path, json.dumps(stored) + "\n")
     logits = unpack_answers(stored["logits"]).reshape(len(problem.held_out.labels), -1)
-    return dict(stored["figures"]), stored.get("made") or made(folder), str(stored["predictions"]), logits
+    return dict(stored["figures"]), stored.get("made") or provenance(folder), str(stored["predictions"]), logits
 
 
 def graded(

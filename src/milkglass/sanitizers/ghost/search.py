@@ -237,10 +237,10 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
 def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     kept = ArrayCache("ghost", NAMES, folder)
-    return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
+    return Shadows(**kept(name, lambda: vars(make()), lambda found: _is_complete(Shadows(**found), size)))
 
 
-def _whole(shadows: Shadows, size: int) -> bool:
+def _is_complete(shadows: Shadows, size: int) -> bool:
     """Returns whether every token has shadows, all of them tokens."""
     if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
         return False

@@ -106,7 +106,9 @@ class PromptEmbedsStream:
         """
         body = self._body(prompt)
         with self._engine.connection() as connection:
-            yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
+            yield from (
+                self._events(connection, body) if self._engine.streaming else self._answer_at_once(connection, body)
+            )
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
         """Returns the request's body. Raises TooLong."""
@@ -128,7 +130,8 @@ class PromptEmbedsStream:
             **seed, **stop,
         }  # fmt: skip
 
-    def _whole(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+    def _answer_at_once(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        """Yields the ids of an answer that is not streamed. Raises RemoteError."""
         yield from self._ids_of(connection.json("POST", COMPLETIONS, body))
         self._require_end()
 

@@ -234,14 +234,14 @@ def why_no_reader(public: Model, name: str) -> str | None:
         return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
-    if not _there(name):
+    if not _exists(name):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
     if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
     return None
 
 
-def _there(ref: str) -> bool:
+def _exists(ref: str) -> bool:
     """Returns whether the model exists, without opening or downloading anything."""
     if ref in EMBEDDED:
         return importlib.util.find_spec(EMBEDDED[ref].module) is not None
