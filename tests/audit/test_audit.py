@@ -348,7 +348,7 @@ class Endless(KNN):
 def test_an_attack_that_never_returns_is_ended_with_the_budget_of_the_clock(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkglass.audit.audit.GRACE", 0.0)
+    monkeypatch.setattr("milkglass.audit.audit.GRACE_SECONDS", 0.0)
     it, attacks = scene(setting), {"knn": KNN(), "endless": Endless()}
     begun = time.monotonic()
     budget = Budget(1.5, clock=time.monotonic)

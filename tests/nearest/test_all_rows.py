@@ -177,8 +177,10 @@ def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
 def test_guesses_are_not_too_high_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess above the k-th cosine has its row compared with all others again. In bf16 nearly all were."""
     again = list[int]()
-    original = module._again
-    monkeypatch.setattr(module, "_again", lambda unit, rows, *lists: (again.extend(rows), original(unit, rows, *lists)))
+    original = module._compare_again
+    monkeypatch.setattr(
+        module, "_compare_again", lambda unit, rows, *lists: (again.extend(rows), original(unit, rows, *lists))
+    )
     crowded = (1 + 0.05 * np.random.default_rng(6).normal(size=(3000, 64))).astype(np.float32)
     nearest(crowded, 30)
     assert len(again) < 30
