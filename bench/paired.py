@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.interval import resampled
 from milkglass.rows.sets.catalogue import load
 
@@ -44,7 +44,7 @@ def rights(result: Path, data: Path, split: str) -> dict[str, NDArray[np.bool_]]
     if not kept:
         raise UsageError(f"{result.name} keeps no predictions", "run its recipe again")
     truth = {name: classes(name, data, split) for name in {row.split(", ")[0] for row in kept}}
-    guesses = {row: (unpacked(text), truth[row.split(", ")[0]]) for row, text in kept.items()}
+    guesses = {row: (unpack_answers(text), truth[row.split(", ")[0]]) for row, text in kept.items()}
     for row, (guess, due) in guesses.items():
         if len(guess) != len(due):
             raise UsageError(f"{row!r} has {len(guess)} predictions of {len(due)} texts", "give the recipe's --split")

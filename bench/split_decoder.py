@@ -196,7 +196,9 @@ class Bench:
         }  # fmt: skip
 
     def _tokens(self) -> prompt.PromptTokens:
-        return prompt.of_text(self.tokenizer, self.text, "", self.info.max_length - self.tokens)
+        return prompt.tokens(
+            self.tokenizer, prompt.text_pieces(self.text, ""), self.info.max_length - self.tokens, True
+        )
 
     def _server_seconds(self) -> float:
         return float((self.home / SECONDS).read_text("ascii").split()[-1])

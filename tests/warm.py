@@ -38,7 +38,7 @@ WORKER = "milkglass.server.training"
 PRELOADED = [WORKER, "milkglass.cli.main", "milkglass.sanitizers.files", "milkglass.server.app", "milkglass.proxy.run"]
 PRELOADED += ["milkglass.enclave.inside", "tests.warm"]
 CONTEXT = multiprocessing.get_context
-STARTED = runs.started  # as the product starts a worker
+STARTED = runs.start_worker  # as the product starts a worker
 COMMAND = str(Path(sys.executable).with_name("milkglass"))
 SOURCES = Path(__file__).parents[1] / "src"
 EXECV = os.execv
@@ -107,7 +107,7 @@ def milkglass(words: Sequence[str], environment: Mapping[str, str], timeout: flo
 def warm_workers() -> Iterator[None]:
     """For a module or a conftest.py whose recipes train."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "started", _started)
+        patch.setattr(runs, "start_worker", _started)
         yield
 
 

@@ -14,7 +14,7 @@ import math
 
 from milkglass.errors import UsageError
 
-HARDLY = 10.0  # an epsilon above this promises next to nothing
+MAX_MEANINGFUL_EPSILON = 10.0  # an epsilon above this promises next to nothing
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
@@ -54,7 +54,7 @@ def _require_delta(delta: float) -> None:
 
 def worth(epsilon: float) -> str:
     """Returns a warning to print after a large epsilon, or "". At 10 an event may be 22,000 times as likely."""
-    return ", which promises next to nothing" if epsilon > HARDLY else ""
+    return ", which promises next to nothing" if epsilon > MAX_MEANINGFUL_EPSILON else ""
 
 
 def upward(epsilon: float) -> str:

@@ -118,10 +118,10 @@ class JoinedCatalogues(Catalogue[E]):
     def _entries(self) -> Mapping[str, E]:
         """Returns the entries of all parts. Raises PluginError if two have one name."""
         entries: dict[str, E] = {}
-        for part in self.parts:
-            if twice := sorted(entries.keys() & part.keys()):
+        for catalogue in self.parts:
+            if twice := sorted(entries.keys() & catalogue.keys()):
                 raise PluginError(f"two {self.what}s are named {twice[0]}", "uninstall the package that brings one")
-            entries |= part
+            entries |= catalogue
         return entries
 
 

@@ -121,9 +121,10 @@ class Parameter:
                 origin = get_origin(kind)
                 return origin(value) if origin in (tuple, frozenset) else value
         place = f"{method}: {self.name}" if method else self.name
-        raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _shown(value)},")
+        raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _show(value)},")
 
     def _accepts(self, value: Any, kind: Any) -> bool:
+        """Returns whether a value is of a kind, and within the limits."""
         origin = get_origin(kind)
         if kind in (int, float):
             number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
@@ -136,6 +137,7 @@ class Parameter:
         return not isinstance(kind, type) or isinstance(value, kind)
 
     def _noun(self, kind: Any) -> str:
+        """Returns a kind in words, with its limits."""
         if get_origin(kind) is Literal:
             return f"one of {', '.join(get_args(kind))}"
         if get_origin(kind) in (tuple, frozenset):
@@ -145,7 +147,7 @@ class Parameter:
         return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
 
     def _refusal(self, start: str) -> UsageError:
-        default = "" if self.default is MISSING else f"{_shown(self.default)} is the default"
+        default = "" if self.default is MISSING else f"{_show(self.default)} is the default"
         return UsageError(f"{start} {self.needed} is needed", self.hint or default)
 
 
@@ -223,7 +225,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
 
 def described(kind: type, without: Sequence[str] = ()) -> str:
     """Returns all parameters in words, such as "epsilon (a finite number above 0; 8.0), k (a whole number; 10)"."""
-    return ", ".join(_described(one) for name, one in parameters_of(kind).items() if name not in without)
+    return ", ".join(_describe(one) for name, one in parameters_of(kind).items() if name not in without)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -231,10 +233,11 @@ def _unknown(name: str, method: str, listed: str) -> UsageError:
     return UsageError(f"{method} has no parameter {name!r}", f"it has {listed}" if listed else "it has none")
 
 
-def _described(parameter: Parameter) -> str:
+def _describe(parameter: Parameter) -> str:
+    """Returns a parameter in words, with its default."""
     if parameter.table is not None:
         return f"{parameter.name}.({described(parameter.table)})"
-    default = "" if parameter.default is MISSING else f"; {_shown(parameter.default)}"
+    default = "" if parameter.default is MISSING else f"; {_show(parameter.default)}"
     return f"{parameter.name} ({parameter.needed}{default})"
 
 
@@ -256,5 +259,6 @@ def _value_of(word: str, kind: Any) -> Any:
     return word if kind is str or get_origin(kind) is Literal else None
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
+    """Returns a default in words."""
     return "none" if value is None else "a table" if isinstance(value, Mapping) else str(value)

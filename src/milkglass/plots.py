@@ -43,35 +43,37 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def numbered(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
+def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
     """Writes numbers from 1 beside points, each at the first place near its point that is free."""
     axes.figure.draw_without_rendering()  # sets where the axes lie
-    taken = [axes.transData.transform(point) for point in points]
+    taken_places = [axes.transData.transform(point) for point in points]
     for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
         at = axes.transData.transform(point)
-        free = next((one for one in OFFSETS if all(_apart(at + one, other) for other in taken)), OFFSETS[0])
-        taken.append(at + free)
-        side = "left" if free[0] > 0 else "right" if free[0] < 0 else "center"
+        offset = next((one for one in OFFSETS if all(_apart(at + one, other) for other in taken_places)), OFFSETS[0])
+        taken_places.append(at + offset)
+        side = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
         axes.annotate(
-            str(number), point, xytext=free, textcoords="offset points", ha=side, color=colour, fontsize=11,
+            str(number), point, xytext=offset, textcoords="offset points", ha=side, color=colour, fontsize=11,
             annotation_clip=False,
         )  # fmt: skip
 
 
-def named(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Writes a name beside each point, at the first of several places where it covers no other name."""
     axes.figure.draw_without_rendering()  # sets where the axes lie
-    inside, taken = axes.get_window_extent(), list[Box]()
+    inside, taken_boxes = axes.get_window_extent(), list[Box]()
     for point, name in sorted(zip(points, names, strict=True), key=lambda one: -one[0][1]):
         x, y = axes.transData.transform(point)
         boxes = [(dx, dy, _box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
-        free = (
+        free_places = (
             one
             for one in boxes
-            if one[2][0] >= inside.x0 and one[2][1] <= inside.x1 and not any(_meet(one[2], other) for other in taken)
+            if one[2][0] >= inside.x0
+            and one[2][1] <= inside.x1
+            and not any(_meet(one[2], other) for other in taken_boxes)
         )
-        dx, dy, box = next(free, boxes[0])
-        taken.append(box)
+        dx, dy, box = next(free_places, boxes[0])
+        taken_boxes.append(box)
         side = "left" if dx > 0 else "right"
         axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=INK, fontsize=12)
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-WINDOW = 60.0  # seconds over which a speed is measured
-SILENCE = 9.0  # seconds after which a log says that work goes on
+WINDOW_SECONDS = 60.0  # seconds over which a speed is measured
+SILENCE_SECONDS = 9.0  # seconds after which a log says that work goes on
 Progress = Callable[[int], None]
 Stage = Callable[[str, int], Progress]
 Log = Callable[[str], None]
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 class TimeLeft:
-    """Estimates the remaining time from the speed of the last WINDOW seconds, so that a busy machine shows.
+    """Estimates the remaining time from the speed of the last WINDOW_SECONDS, so that a busy machine shows.
 
     The first step does not count, because the preparation before it can take longer than all the rest.
     """
@@ -50,16 +50,16 @@ class TimeLeft:
         self.total, self._clock = total, clock
         self._marks: deque[tuple[float, float]] = deque()
 
-    def after(self, done: float) -> float | None:
+    def after(self, work_done: float) -> float | None:
         """Returns the seconds that the rest takes, given the amount done. None: no speed was measured yet."""
         now = self._clock()
-        if done > 0 and self._marks and self._marks[0][1] == 0:
+        if work_done > 0 and self._marks and self._marks[0][1] == 0:
             self._marks.clear()
-        self._marks.append((now, done))
-        while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW:
+        self._marks.append((now, work_done))
+        while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW_SECONDS:
             self._marks.popleft()
         (then, before) = self._marks[0]
-        return None if done <= before else (self.total - done) * (now - then) / (done - before)
+        return None if work_done <= before else (self.total - work_done) * (now - then) / (work_done - before)
 
 
 class Heartbeat:
@@ -69,7 +69,7 @@ class Heartbeat:
         doing: what is being done, for the words; "" if nothing is known.
     """
 
-    def __init__(self, log: Log, silence: float = SILENCE) -> None:
+    def __init__(self, log: Log, silence: float = SILENCE_SECONDS) -> None:
         self._log, self._silence, self.doing = log, silence, ""
         self._started = self._last = time.monotonic()
         self._ended = threading.Event()
@@ -95,7 +95,7 @@ class Heartbeat:
 
 
 @contextmanager
-def heartbeat(log: Log, silence: float = SILENCE) -> Iterator[Log]:
+def heartbeat(log: Log, silence: float = SILENCE_SECONDS) -> Iterator[Log]:
     """Yields a log that says that work goes on, if nothing was said for so long."""
     beat = Heartbeat(log, silence)
 

@@ -79,10 +79,10 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield part
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns how many ids both sequences begin with."""
-    length = min(len(one), len(other))
-    differs = np.asarray(one[:length]) != np.asarray(other[:length])
+    length = min(len(first), len(second))
+    differs = np.asarray(first[:length]) != np.asarray(second[:length])
     return int(differs.argmax()) if differs.any() else length
 
 

@@ -138,7 +138,7 @@ def test_a_table_that_training_moved() -> None:
 @pytest.mark.parametrize("cells", [N * N, 100])
 def test_a_table_that_is_no_mixture(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are the rest, by cosine: one group, or lists where that would be too large. Nothing is claimed."""
-    monkeypatch.setattr(cluster_solve, "REST_CELLS", cells)
+    monkeypatch.setattr(cluster_solve, "MAX_REST_CELLS", cells)
     found = learn(clumped(N, D, 8), clumped(N, D, 7))
     covered(found, N)
     assert all(group.weights is None for group in found.groups)

@@ -11,7 +11,7 @@ import torch
 
 from milkglass.attacks.gradients import spans
 from milkglass.attacks.gradients.dager import DAGER
-from milkglass.attacks.gradients.dager_layers import Entrance, depends_on_position
+from milkglass.attacks.gradients.dager_layers import AttentionInput, depends_on_position
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
@@ -135,7 +135,7 @@ def test_a_last_token_that_was_read_before_is_told_by_the_whole_gradient() -> No
 def test_the_span_is_that_of_what_entered_by_least_squares(name: str) -> None:
     """The oracle has the vectors that entered, and asks of each token how well they make it up."""
     one = step(name)
-    low = Entrance(one, 0)
+    low = AttentionInput(one, 0)
     scene = shared(one, [[[1, 17, 203, 44, 9, 2]]])
     grads = scene.transcript.all(Gradients)[0].tensors
     rows = [grads[m.name].T if m.transposed else grads[m.name] for m in low.matrices]
@@ -163,7 +163,7 @@ def test_projections_are_found_by_what_they_read(name: str, count: int, transpos
     task: Task = "next-token" if name == "qwen3" else "classification"
     one = step(name, task)
     for number in (0, 1):
-        matrices = Entrance(one, number).matrices
+        matrices = AttentionInput(one, number).matrices
         assert len(matrices) == count
         assert [m.transposed for m in matrices] == [transposed] * count
         assert all(f".{number}." in m.name for m in matrices)
@@ -172,7 +172,7 @@ def test_projections_are_found_by_what_they_read(name: str, count: int, transpos
 
 @pytest.mark.parametrize(("name", "placed"), [("bert", True), ("gpt2", True), ("llama-untied", False)])
 def test_positions_that_only_rotate_don_t_enter(name: str, placed: bool) -> None:
-    assert depends_on_position(Entrance(step(name), 0)) is placed
+    assert depends_on_position(AttentionInput(step(name), 0)) is placed
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.attacks.gradients.dager import DAGER
-from milkglass.attacks.gradients.free_tokens import FreeTokens, bag
+from milkglass.attacks.gradients.free_tokens import FreeTokens, read_tokens
 from milkglass.attacks.gradients.inversion import batches
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, matched, position_rows
 from milkglass.threat.attack import Attack, why_not
@@ -77,9 +77,9 @@ def test_tokens_of_a_batch_are_dealt_out_by_the_lengths() -> None:
 def test_rows_that_are_too_long_for_noise_stand_out() -> None:
     generator = torch.Generator().manual_seed(0)
     noise = 0.01 * torch.randn(300, 64, generator=generator)
-    assert bag(noise) is None
+    assert read_tokens(noise) is None
     noise[[5, 9]] += 0.1
-    found = bag(noise)
+    found = read_tokens(noise)
     assert found is not None
     assert found.tolist() == [5, 9]
 
@@ -87,7 +87,7 @@ def test_rows_that_are_too_long_for_noise_stand_out() -> None:
 def test_rows_of_noise_are_no_tokens() -> None:
     """At 8 standard deviations: 40 tables, 12,000 rows."""
     generator = torch.Generator().manual_seed(0)
-    assert all(bag(torch.randn(300, 128, generator=generator)) is None for _ in range(40))
+    assert all(read_tokens(torch.randn(300, 128, generator=generator)) is None for _ in range(40))
 
 
 def test_what_is_refused() -> None:

@@ -145,8 +145,8 @@ def test_many_guesses_at_once_are_judged_as_each_alone(name: str, task: Task) ->
     problem = Problem(seen(step(name, task), PAIR), Distance("cosine"), FRAME)
     rng = np.random.default_rng(0)
     guesses = torch.stack([0.05 * problem.noise(rng) for _ in range(3)])
-    alone = [float(problem.judged(one[None])[0]) for one in guesses]
-    assert problem.judged(guesses) == pytest.approx(alone, rel=1e-3)
+    alone = [float(problem.distances(one[None])[0]) for one in guesses]
+    assert problem.distances(guesses) == pytest.approx(alone, rel=1e-3)
     layers = {part for one in problem.layers for part in (one.weight, one.bias) if part}
     made = problem.step.dummy(guesses[0], problem.mask, problem._targets(guesses[0]), sorted(layers))
     plain = problem.distance(made, [problem.seen[one] for one in sorted(layers)])
@@ -160,7 +160,7 @@ def test_the_true_text_is_no_distance_away_and_another_is(name: str, task: Task)
         ids = np.zeros((2, 2, 6), np.int64)
         ids[:, 0], ids[:, 1, :4] = TEXT, PAIR[1]
         ids[1, 0, 2] = 204
-        right, wrong = problem.judged_ids(ids)
+        right, wrong = problem.distances_of_ids(ids)
         assert right < 0.05 * wrong  # what is left is rounding, which differs between processors
 
 
@@ -182,7 +182,7 @@ def test_adapters_are_compared_too() -> None:
     assert any("lora_B" in name for name in problem.names)
     assert not any("lora_A" in name for name in problem.names)  # nothing yet, since B begins at zero
     wrong = [*TEXT[:-2], TEXT[-2] + 1, TEXT[-1]]
-    right, other = (float(problem.judged_ids(np.array([[one]]))[0]) for one in (TEXT, wrong))
+    right, other = (float(problem.distances_of_ids(np.array([[one]]))[0]) for one in (TEXT, wrong))
     assert right < 1e-3 * other, "rounding of fp32, which differs from machine to machine"
 
 
@@ -225,7 +225,7 @@ def test_an_order_moves_what_adam_remembers_and_leaves_specials_and_padding() ->
         assert torch.equal(descent._adam.state[descent.x][name][1, [2, 1]], one[1, [1, 2]])
         assert torch.equal(descent._adam.state[descent.x][name][0], one[0])
     lamp = LAMP(proposals=40)
-    lamp.reordered(descent, None, Budget(), np.random.default_rng(0))
+    lamp.reorder_texts(descent, None, Budget(), np.random.default_rng(0))
     for row, length in enumerate((6, 4)):
         assert torch.equal(descent.x[row, 0], problem.embeddings[FIRST])
         assert torch.equal(descent.x[row, length - 1], problem.embeddings[LAST])
@@ -239,7 +239,7 @@ def test_a_wrong_order_is_put_right() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
     mixed = torch.tensor([[FIRST, 57, 90, 118, 203, LAST]])
     descent = Descent(problem, problem.embeddings[mixed], AdamSchedule(0, 0.01))
-    LAMP(proposals=80).reordered(descent, None, Budget(), np.random.default_rng(0))
+    LAMP(proposals=80).reorder_texts(descent, None, Budget(), np.random.default_rng(0))
     assert problem.nearest(descent.x)[0].tolist() == TEXT
 
 
@@ -330,7 +330,7 @@ def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
     client = SharedStep(step("bert").module, dropout=True)
     draws = Masks(1)
     problem = Problem(seen(client, [TEXT]), Distance("norms"), FRAME, draws)
-    problem.judged_ids(np.array([[TEXT]]))  # makes the masks
+    problem.distances_of_ids(np.array([[TEXT]]))  # makes the masks
     torch.manual_seed(5)
     with torch.no_grad():
         for one in draws.values:
@@ -338,10 +338,10 @@ def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
     with draws:
         grads = client.gradient(torch.tensor([TEXT]), problem.mask, problem.labels)
     problem.seen, problem.squares = grads, {name: float(one.double().square().sum()) for name, one in grads.items()}
-    right = problem.judged_ids(np.array([[TEXT]]))[0]
+    right = problem.distances_of_ids(np.array([[TEXT]]))[0]
     with torch.no_grad():
         draws.values[1].fill_(0.9)
-    assert right < 0.05 * problem.judged_ids(np.array([[TEXT]]))[0]
+    assert right < 0.05 * problem.distances_of_ids(np.array([[TEXT]]))[0]
 
 
 def test_masks_are_found_along_with_the_text_and_stay_between_0_and_1() -> None:

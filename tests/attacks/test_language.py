@@ -165,7 +165,7 @@ def test_ids_are_spelled_as_text_is() -> None:
     letters = {letter: i for i, letter in enumerate(" undog.(")}
     reader = Tokenizer(models.BPE(letters, [], byte_fallback=False))
     spelling = Spelling.between(own, reader, 6, 3)
-    line, at, joined = spelling.spelled(np.array([0, 1, 2, 5, 3, 4]), 7)
+    line, at, joined = spelling.spell(np.array([0, 1, 2, 5, 3, 4]), 7)
     inverse = {i: letter for letter, i in letters.items()}
     assert "".join(inverse[i] for i in line[1:].tolist()) == "undo (dog."
     assert at.tolist() == [NO_BELIEF, 0, 2, 4, 6, 9]

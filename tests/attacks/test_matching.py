@@ -93,7 +93,7 @@ def test_epsilon_is_estimated(epsilon: float) -> None:
     groups = candidates(it).groups
     usable = [number for number, group in enumerate(groups) if group.weights is not None]
     assert it.knowledge.public_model is not None
-    batches = matching._stacked(groups, usable, it.knowledge.public_model.table, 1e-5)
+    batches = matching._cluster_batches(groups, usable, it.knowledge.public_model.table, 1e-5)
     assert matching.estimate(batches) == pytest.approx(epsilon, rel=0.3)
 
 

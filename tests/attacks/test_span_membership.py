@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.gradients.spans import EDGE, sent_rows
+from milkglass.attacks.gradients.spans import EDGE_FACTOR, sent_rows
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
@@ -190,7 +190,7 @@ def test_no_time_is_no_belief_of_the_right_length(publics: dict[str, Model]) -> 
 
 
 def test_the_units_are_those_of_the_errors() -> None:
-    """By the definition: of rows with Gaussian errors of a known size, a row without them lies within EDGE and a
+    """By the definition: of rows with Gaussian errors of a known size, a row without them lies within EDGE_FACTOR and a
     stranger does not; an error twice as large explains twice as much."""
     make = torch.Generator().manual_seed(0)
     rows = torch.randn(20, 200, generator=make, dtype=torch.float64)
@@ -198,8 +198,8 @@ def test_the_units_are_those_of_the_errors() -> None:
     stranger = torch.randn(50, 200, generator=make, dtype=torch.float64)
     one, two = sent_rows(off, 0.01), sent_rows(off, 0.02)
     assert one.rank == 20
-    assert 0.1 < float(one.distances(rows).min()) < float(one.distances(rows).max()) < EDGE
-    assert float(one.distances(stranger).min()) > 5 * EDGE
+    assert 0.1 < float(one.distances(rows).min()) < float(one.distances(rows).max()) < EDGE_FACTOR
+    assert float(one.distances(stranger).min()) > 5 * EDGE_FACTOR
     assert torch.allclose(one.distances(stranger) / two.distances(stranger), torch.tensor(2.0).double(), rtol=1e-3)
     basis = torch.linalg.qr(off.T)[0]
     least = (stranger - stranger @ basis @ basis.T).norm(dim=1)

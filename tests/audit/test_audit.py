@@ -29,7 +29,7 @@ from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, joined_pieces, write
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.plan import CHAIN, planned
+from milkglass.audit.plan import CHAIN_SHARE, planned
 from milkglass.audit.report.findings import warnings
 from milkglass.audit.report.page import percent, render, visible
 from milkglass.audit.report.result import Audit, BudgetPoint
@@ -288,7 +288,7 @@ class Spending(Short):
     """Uses up the whole audit's time."""
 
     def spend(self, budget: Budget) -> None:
-        ends = time.process_time() + max(0.0, budget.left() / CHAIN)
+        ends = time.process_time() + max(0.0, budget.left() / CHAIN_SHARE)
         while time.process_time() < ends:
             pass
 
@@ -348,7 +348,7 @@ class Endless(KNN):
 def test_an_attack_that_never_returns_is_ended_with_the_budget_of_the_clock(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkglass.audit.audit.GRACE", 0.0)
+    monkeypatch.setattr("milkglass.audit.audit.GRACE_SECONDS", 0.0)
     it, attacks = scene(setting), {"knn": KNN(), "endless": Endless()}
     begun = time.monotonic()
     budget = Budget(1.5, clock=time.monotonic)
@@ -424,7 +424,7 @@ def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
 
 def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp_path: Path) -> None:
     def build_with(seen: Transcript) -> Scene:
-        return build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
+        return build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
 
     seen = recorded(setting, tmp_path / "mine", setting.key)
     assert build_with(seen).truth.sent.ids.tolist() == scene(setting).truth.sent.ids.tolist()
@@ -503,7 +503,7 @@ def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
     recorder.add_tokens(everything(setting), "train")
     seen = on_disk.load(tmp_path / "all")
     without = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), seen=seen)
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), transcript=seen)
     texts = sorted(one.tobytes() for one in it.truth.sent)
     assert texts == sorted(one.tobytes() for one in without.truth.sent)
     for one, other in zip(it.adversaries, without.adversaries, strict=True):
@@ -522,7 +522,7 @@ def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
         len(setting.key.sigma),
         setting.key.identifier,
     )
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
     (states,) = it.transcript.all(Activations)  # of layer 2 nobody can tell whose they are
     assert states.layer == 1
     assert np.array_equal(states.lengths, it.truth.sent.lengths)
@@ -558,7 +558,7 @@ def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Pa
         (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
     )
     with pytest.raises(UsageError, match=f"{len(held)} texts 0 "):
-        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
+        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
 
 
 def test_an_attacker_left_with_nothing_is_told_not_run(setting: Setting, tmp_path: Path) -> None:

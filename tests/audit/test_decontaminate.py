@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.decontaminate import WORDS, as_read, decontaminate, normalised, read_texts, without_private
+from milkglass.audit.decontaminate import MIN_WORDS, as_read, decontaminate, normalised, read_texts, without_private
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sequences import Sequences
 from tests import tiny
@@ -46,7 +46,7 @@ def literal(public: list[str], private: list[str]) -> list[int]:
     """The rule, read off its docstring: every public text with every private one."""
 
     def alike(one: str, other: str) -> bool:
-        inside = normalised(one) in normalised(other) and len(re.findall(r"\w+", one)) >= WORDS
+        inside = normalised(one) in normalised(other) and len(re.findall(r"\w+", one)) >= MIN_WORDS
         return normalised(one) == normalised(other) or (inside and bool(normalised(one)))
 
     return [n for n, one in enumerate(public) if not any(alike(one, two) or alike(two, one) for two in private)]

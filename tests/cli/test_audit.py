@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.audit import ATTACKING
+from milkglass.audit.audit import ATTACKING_SHARE
 from milkglass.audit.plan import TimeEstimate
 from milkglass.cli.audit import larger_budget
 from tests.cli.kit import SECRET, Owner, call, document, refused
@@ -27,7 +27,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("enough", "larger"), [(600.0 * ATTACKING, "10m"), (601.0 * ATTACKING, "11m"), (nan, "60m")])
+@pytest.mark.parametrize(
+    ("enough", "larger"), [(600.0 * ATTACKING_SHARE, "10m"), (601.0 * ATTACKING_SHARE, "11m"), (nan, "60m")]
+)
 def test_the_advised_budget_is_the_one_in_which_nothing_is_late(enough: float, larger: str) -> None:
     assert larger_budget(TimeEstimate(60.0, 3, (), (), enough), "15m") == larger
 

@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatSender
-from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, said
+from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, user_text
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.run import loss_gap, read_way
@@ -25,7 +25,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.generation import row_losses
 from milkglass.experiments.procedures.trials import halves
-from milkglass.experiments.runs import packed
+from milkglass.experiments.runs import pack_answers
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -81,7 +81,7 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
     assert found.longest == 96 and found.task == "causal-lm"
     assert any("3 of 113 rows are cut" in one for one in found.about(_settings(found)))
     assert any("2 rows are left out" in one for one in found.about(_settings(found)))
-    assert [*found.private, *found.others] == [said(one) for one in found.chats]
+    assert [*found.private, *found.others] == [user_text(one) for one in found.chats]
     assert [one.line for one in read(base, data).asked] == [one.line for one in found.asked]
 
 
@@ -215,7 +215,7 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
     done = public_codec(base).encode_cut([one.messages for one in rows.asked])
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
-    cell: Any = SimpleNamespace(predictions=packed(np.concatenate([losses, tokens * 3])))
+    cell: Any = SimpleNamespace(predictions=pack_answers(np.concatenate([losses, tokens * 3])))
     assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
     found = answers.predictions(cell, rows, counted_by=base)
     assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)

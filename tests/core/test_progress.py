@@ -8,7 +8,7 @@ import pytest
 
 from milkglass.cli.ui import terminal
 from milkglass.cli.ui.terminal import at_work, bars, note
-from milkglass.progress import WINDOW, Heartbeat, TimeLeft, heartbeat
+from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft, heartbeat
 
 
 def test_the_latest_speed_counts() -> None:
@@ -23,7 +23,7 @@ def test_the_latest_speed_counts() -> None:
         now += 1.0
         seconds = left.after(int(now) - 9)
     assert seconds == pytest.approx(1000 - 201)  # a step a second over the window
-    now += WINDOW
+    now += WINDOW_SECONDS
     assert left.after(201) is not None  # slower, and still a number
 
 

@@ -29,7 +29,7 @@ from milkglass.experiments.procedures.lstm import (
     split,
     train,
 )
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.runs import unpack_answers
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests.experiments.running import figures as figures_of
@@ -215,7 +215,7 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
     figures = {name: one["measured"] for name, one in figures_of(json.loads(first)).items()}
     assert figures["accuracy, plain"] > 90 and figures["accuracy +-, plain"] > 0
     assert figures["tokens top-1 +-, knn, model only, obfuslm"] > 0
-    kept = {name: unpacked(one) for name, one in json.loads(first)["predictions"].items()}
+    kept = {name: unpack_answers(one) for name, one in json.loads(first)["predictions"].items()}
     assert set(kept) == {"answer, plain", "answer, obfuslm", "answer, alone"}
     lines = (tmp_path / "validation.tsv").read_text().splitlines()[1:]
     labels = np.array([int(line.split("\t")[1]) for line in lines])

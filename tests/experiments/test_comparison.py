@@ -24,10 +24,10 @@ from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
-from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
+from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, train_cell
 from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.runs import RunFolder, packed, unpacked
+from milkglass.experiments.runs import RunFolder, pack_answers, unpack_answers
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.metrics.interval import Interval
@@ -240,9 +240,9 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
     kept = done[1]["predictions"]
     for path in cells.glob("*/figures.json"):
         record = json.loads(path.read_text("utf-8"))
-        logits = unpacked(record["logits"]).reshape(4, 2)
-        assert packed(logits.argmax(1)) == record["predictions"]
-        guess = packed((logits - logsumexp(logits, 1, keepdims=True) + own).argmax(1))
+        logits = unpack_answers(record["logits"]).reshape(4, 2)
+        assert pack_answers(logits.argmax(1)) == record["predictions"]
+        guess = pack_answers((logits - logsumexp(logits, 1, keepdims=True) + own).argmax(1))
         assert guess in {text for name, text in kept.items() if name.endswith(BESIDE)}
         path.write_text(json.dumps({name: value for name, value in record.items() if name != "logits"}), "utf-8")
     out = tmp_path / "again"
@@ -267,10 +267,10 @@ def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data:
     names = ("plain", "words", "noise")
     assert set(kept) == {f"small, {name}, 1{more}" for name in names for more in ("", BESIDE)}
     for name, more in product(names, ("", BESIDE)):
-        guess = unpacked(kept[f"small, {name}, 1{more}"])
+        guess = unpack_answers(kept[f"small, {name}, 1{more}"])
         assert 100 * (guess == truth).mean() == pytest.approx(measured(done[1])[f"accuracy{more}, small, {name}"])
-    assert unpacked(packed(np.array([0.25, 1.5]))).tolist() == [0.25, 1.5]
-    assert unpacked(packed(np.array([0, 700]))).tolist() == [0, 700]
+    assert unpack_answers(pack_answers(np.array([0.25, 1.5]))).tolist() == [0.25, 1.5]
+    assert unpack_answers(pack_answers(np.array([0, 700]))).tolist() == [0, 700]
 
 
 def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: Path, tmp_path: Path) -> None:
@@ -338,13 +338,13 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The held-out rows choose no epoch. The worker is a Python of its own here, as where a recipe is run."""
-    monkeypatch.setattr(runs, "started", STARTED)
+    monkeypatch.setattr(runs, "start_worker", STARTED)
     base = Checkpoint.open(recipe.parent / "model")
     texts = [f"{text} {i}" for i in range(125) for text in tiny.TEXTS]
     rows = LabelledTexts(texts, [i % 2 for i in range(500)])
     problem = TrialData("d", rows, rows.part(slice(0, 7)), rows.part(slice(0, 0)), ("accuracy",), 2, {})
     settings = Hyperparameters(n_epochs=2, early_stopping=1, batch_size=100)
-    cell = trained(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
+    cell = train_cell(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
     job = next(tmp_path.iterdir()) / "job"
     kept = [
         len(TrainingDataset(job / f"{split}.safetensors", "classification", 512)) for split in ("train", "validation")
@@ -353,7 +353,7 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     assert json.loads((job / "spec.json").read_text("utf-8"))["hyperparameters"]["early_stopping"] == 1
     few = replace(problem, train=rows.part(slice(0, 400)))
     with pytest.raises(UsageError, match="400 rows"):
-        trained(base, "digest", few, defence_of({}), settings, 1, tmp_path, 1)
+        train_cell(base, "digest", few, defence_of({}), settings, 1, tmp_path, 1)
 
 
 def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(recipe: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from milkglass.experiments.kinds.generation import (
     row_losses,
 )
 from milkglass.experiments.record import numbers
-from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_key, unpacked
+from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_key, unpack_answers
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -118,10 +118,10 @@ def test_scores_and_losses_are_kept_row_by_row() -> None:
     first, last = found
     assert (first.value, last.value) == pytest.approx((50.0, 100 / 6))
     assert first.half_width == 50 and last.half_width is not None and last.half_width > 0
-    rows = {name: unpacked(one).tolist() for name, one in kept.items()}
+    rows = {name: unpack_answers(one).tolist() for name, one in kept.items()}
     assert rows["loss, v after"] == [6, 1] and rows["tokens, v after"] == [3, 1]
     assert rows["rouge-1, v after"] == [1, 0] and rows["rouge-l, v after"] == pytest.approx([1 / 3, 0])
-    assert unpacked(packed(np.array([-1, 0, 700]))).tolist() == [-1, 0, 700]
+    assert unpack_answers(pack_answers(np.array([-1, 0, 700]))).tolist() == [-1, 0, 700]
 
 
 def test_a_rows_loss_is_that_of_its_answers_tokens(base: Checkpoint) -> None:
@@ -165,7 +165,7 @@ def test_instructions_are_graded_by_their_rules(
         found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
         values = numbers(found)
     assert values["ifeval prompt strict, v"] == 50 and values["ifeval instruction strict, v"] == 50
-    assert unpacked(kept["ifeval strict, v"]).tolist() == [1, 0]
+    assert unpack_answers(kept["ifeval strict, v"]).tolist() == [1, 0]
     again = followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})
     assert [one.name for one in again] == [one.name for one in found]
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])

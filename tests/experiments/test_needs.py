@@ -9,7 +9,7 @@ import pytest
 
 from milkglass import device, system
 from milkglass.errors import UsageError
-from milkglass.experiments.needs import GB, USED, RecipeNeeds, noted
+from milkglass.experiments.needs import GB, USED, RecipeNeeds, note_usage
 from milkglass.experiments.recipe import settings
 from milkglass.experiments.reproduce import reproduce
 
@@ -94,12 +94,12 @@ def test_wrong_needs_are_refused(wrong: str, tmp_path: Path) -> None:
 
 
 def test_what_was_used_is_noted_for_each_start(tmp_path: Path) -> None:
-    with noted(tmp_path):
+    with note_usage(tmp_path):
         pass
     assert not (tmp_path / USED).exists()  # nothing was begun
     (tmp_path / "run.json").write_text("{}")
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), noted(tmp_path):
+        with pytest.raises(KeyboardInterrupt), note_usage(tmp_path):
             raise KeyboardInterrupt
     used = json.loads((tmp_path / USED).read_text())
     assert len(used) == 2

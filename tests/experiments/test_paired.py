@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments.runs import packed
+from milkglass.experiments.runs import pack_answers
 from tests.bench import kit
 
 
@@ -33,9 +33,9 @@ def test_predictions_are_read_by_row_and_other_texts_are_refused(
 ) -> None:
     monkeypatch.setattr(program, "classes", lambda name, data, split: np.array([0, 1, 1]))
     result = tmp_path / "result.json"
-    result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": packed(np.array([0, 1, 0]))}}))
+    result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": pack_answers(np.array([0, 1, 0]))}}))
     assert program.rights(result, tmp_path, "validation")["sst2, rnm, 1"].tolist() == [True, True, False]
-    result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": packed(np.array([0, 1]))}}))
+    result.write_text(json.dumps({"predictions": {"sst2, rnm, 1": pack_answers(np.array([0, 1]))}}))
     with pytest.raises(UsageError, match=r"\b2 predictions\b.*\b3\b"):
         program.rights(result, tmp_path, "validation")
     result.write_text("{}")

@@ -15,7 +15,7 @@ import pytest
 from milkglass.experiments import runs
 from milkglass.experiments.recipe import CUT
 from milkglass.experiments.record import BESIDE, read
-from milkglass.experiments.runs import commits, unpacked
+from milkglass.experiments.runs import commits, unpack_answers
 from tests.experiments.running import figures as figures_of
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,9 @@ def test_each_cell_of_a_comparison_keeps_its_answers() -> None:
             assert {one.removesuffix(BESIDE) for one in result["predictions"]} == cells <= {*result["predictions"]}
             for data in result["data"]:
                 sizes = {
-                    len(unpacked(text)) for cell, text in result["predictions"].items() if cell.startswith(f"{data}, ")
+                    len(unpack_answers(text))
+                    for cell, text in result["predictions"].items()
+                    if cell.startswith(f"{data}, ")
                 }
                 assert len(sizes) == 1 and sizes.pop() > 100
 
@@ -157,7 +159,7 @@ def test_accuracies_are_shares_of_the_rows_that_were_answered() -> None:
             if len(result["seeds"]) > 1 or f"accuracy, {data}, {rest.rpartition(', ')[0]}" not in figures_of(result):
                 continue
             measured = figures_of(result)[f"accuracy, {data}, {rest.rpartition(', ')[0]}"]["measured"]
-            right = measured / 100 * len(unpacked(text))
-            assert abs(right - round(right)) <= 0.006 * len(unpacked(text)) / 100, (name, cell)
+            right = measured / 100 * len(unpack_answers(text))
+            assert abs(right - round(right)) <= 0.006 * len(unpack_answers(text)) / 100, (name, cell)
             looked_at += 1
     assert looked_at >= 40

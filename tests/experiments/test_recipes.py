@@ -554,14 +554,14 @@ def test_a_private_text_is_never_public(tmp_path: Path) -> None:
 def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
     """What was done then is not done again, so the commit that ended it alone would be a false witness."""
     recipes.begun(tmp_path)
-    now = recipes.made(tmp_path)
+    now = recipes.provenance(tmp_path)
     assert set(now) == {"milkglass", "commit", "date"}
     older = {**now, "commit": "0123456789ab"}
     (tmp_path / "begun.json").write_text(json.dumps(older))
     recipes.begun(tmp_path)
-    assert recipes.made(tmp_path) == {**now, "begun": older}
+    assert recipes.provenance(tmp_path) == {**now, "begun": older}
     (tmp_path / "begun.json").unlink()
-    assert recipes.made(tmp_path)["begun"] == {"commit": "not recorded"}
+    assert recipes.provenance(tmp_path)["begun"] == {"commit": "not recorded"}
 
 
 def test_figures_over_keys_are_a_median_and_a_range() -> None:

@@ -15,7 +15,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, sample
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.runs import unpack_answers
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.rows.examples import Example, read_examples
 from milkglass.sanitizers.rnm import RnmMethod
@@ -97,7 +97,7 @@ def test_every_condition_has_its_figures(done: tuple[Path, Path, dict[str, Any]]
 
 def test_a_result_keeps_each_rows_answer_and_loss(done: tuple[Path, Path, dict[str, Any]]) -> None:
     """They give the figures again; the instructions are asked after training."""
-    measured, kept = figures(done[2]), {name: unpacked(one) for name, one in done[2]["predictions"].items()}
+    measured, kept = figures(done[2]), {name: unpack_answers(one) for name, one in done[2]["predictions"].items()}
     rows = list(read_examples(done[1] / "data" / "validation.jsonl"))
     truth = np.array([("negative", "positive").index(one.messages[1]["content"]) for one in rows])
     for name in ("plain before", "plain after", "epsilon=1 clear", "epsilon=1 after"):

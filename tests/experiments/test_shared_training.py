@@ -22,7 +22,7 @@ from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.runs import unpack_answers
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.noise import GaussianNoise
@@ -117,7 +117,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
         assert figures[f"f1 +-, {name}"]["measured"] > 0
     assert figures["accuracy, one class for all"]["measured"] == 0.5, "as many of each class are held out"
     assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1 and figures["shadow meteor +-, ghost"]["measured"] > 0
-    kept = {name: unpacked(row) for name, row in result["predictions"].items()}
+    kept = {name: unpack_answers(row) for name, row in result["predictions"].items()}
     assert set(kept) == {f"answer, {name}" for name in ("untrained", "none", "ghost", "noise")}
     assert len({len(row) for row in kept.values()}) == 1 and all({*row.tolist()} <= {0, 1} for row in kept.values())
     assert "shadow rouge-1, none" not in figures
@@ -210,7 +210,7 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
     graded = utility(step, rows, 0, seed=0)
     found = graded.figures
-    assert unpacked(graded.rows["answer"]).tolist() == [1, 1, 1]
+    assert unpack_answers(graded.rows["answer"]).tolist() == [1, 1, 1]
     assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
     assert 0 < found["accuracy +-"] <= 0.5 and 0 < found["f1 +-"] <= 0.5
     assert rows.labels is not None
@@ -224,7 +224,7 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
     step = SharedStep.open(data / "gpt2", "next-token")
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
     graded = utility(step, rows, 0, seed=0)
-    found, losses, tokens = graded.figures, *(unpacked(graded.rows[name]) for name in ("loss", "tokens"))
+    found, losses, tokens = graded.figures, *(unpack_answers(graded.rows[name]) for name in ("loss", "tokens"))
     assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
     ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():

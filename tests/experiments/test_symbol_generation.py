@@ -15,7 +15,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration, loaded
 from milkglass.experiments.procedures.fewer_layers import with_layers
-from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
+from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
@@ -80,7 +80,7 @@ def scores(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_both_are_one_distribution_as_the_equations_have_it(weight: float) -> None:
     client, server = scores(2, 5), scores(2, 3)
-    found = SymbolWriter(SYMBOLS, weight).log_probs(client, server).exp()
+    found = CombinedDistribution(SYMBOLS, weight).log_probs(client, server).exp()
     for row in range(2):
         own, word = client[row].double().softmax(-1), server[row].double().softmax(-1)
         mass = torch.stack([sum(own[t] for t in range(5) if SYMBOLS[t] == s) for s in range(3)])  # type: ignore[misc]
@@ -93,20 +93,20 @@ def test_both_are_one_distribution_as_the_equations_have_it(weight: float) -> No
 
 def test_without_the_servers_word_the_client_answers_alone() -> None:
     client = scores(4, 5)
-    found = SymbolWriter(SYMBOLS, 0.0).log_probs(client, 50 * scores(4, 3))
+    found = CombinedDistribution(SYMBOLS, 0.0).log_probs(client, 50 * scores(4, 3))
     assert torch.allclose(found, client.double().log_softmax(-1), atol=1e-12)
 
 
 def test_a_server_that_is_certain_decides_the_symbol_and_the_client_the_token() -> None:
     client = torch.tensor([5.0, -3.0, -2.0, 9.0, 1.0])
-    found = SymbolWriter(SYMBOLS, 1.0).log_probs(client, torch.tensor([0.0, 400.0, 0.0]))
+    found = CombinedDistribution(SYMBOLS, 1.0).log_probs(client, torch.tensor([0.0, 400.0, 0.0]))
     assert int(found.argmax()) == 2
     assert float(found.exp()[1:3].sum()) == pytest.approx(1)
 
 
 def test_a_symbol_that_the_client_rules_out_can_still_be_the_servers() -> None:
     client = torch.tensor([0.0, -600.0, -601.0, 0.0, 0.0])
-    found = SymbolWriter(SYMBOLS, 1.0).log_probs(client, torch.tensor([0.0, 400.0, 0.0]))
+    found = CombinedDistribution(SYMBOLS, 1.0).log_probs(client, torch.tensor([0.0, 400.0, 0.0]))
     assert torch.isfinite(found).all() and int(found.argmax()) == 1
 
 
@@ -159,7 +159,7 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     codec, client = public_codec(base), language_model(base).eval()
     server = loaded(out / "8 symbols" / "result", frozenset())
     symbols = torch.zeros(len(codec.sigma), dtype=torch.long)
-    pair = Pair(client, server, SymbolWriter(symbols, 0.0), end_ids(base.folder))
+    pair = AnsweringPair(client, server, CombinedDistribution(symbols, 0.0), end_ids(base.folder))
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     expected = generation.greedy(client, [prompt], 6)[0].tolist()
     assert pair.greedy(torch.from_numpy(prompt).long(), 6) == expected
@@ -169,7 +169,7 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     assert own[0].tolist() == pytest.approx(together[0].tolist(), abs=1e-3)
     assert own[1].tolist() == together[2].tolist()
     assert together[1].tolist() == pytest.approx(together[0].tolist())  # one symbol for all says nothing
-    alone = Pair(client, server, SymbolWriter(torch.arange(len(symbols)) % 2, 0.0), pair.stops)
+    alone = AnsweringPair(client, server, CombinedDistribution(torch.arange(len(symbols)) % 2, 0.0), pair.stops)
     assert (row_losses(alone, codec, chats, 128)[1] < 0.999 * own[0]).all()
 
 

@@ -21,7 +21,7 @@ def measured(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
 def test_every_pair_is_drawn() -> None:
     found = measured()
     histogram, bounds, growth = theory_plots.figure(found).axes
-    assert sum(bar.get_height() for bar in histogram.patches) == 30 and len(histogram.patches) == theory_plots.BARS
+    assert sum(bar.get_height() for bar in histogram.patches) == 30 and len(histogram.patches) == theory_plots.MAX_BARS
     _, pairs = bounds.lines
     assert pairs.get_xdata().tolist() == found["pairs"]["local"]
     assert pairs.get_ydata().tolist() == found["pairs"]["epsilon"]

@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 from milkglass.experiments import runs
 
-begin = runs.started
+begin = runs.start_worker
 def started(job, log):
     worker = begin(job, log)
     print(worker.pid, flush=True)
     return worker
 
-runs.started = started
+runs.start_worker = started
 runs.run_job(Path(sys.argv[1]), lambda words: None)
 """
 

@@ -30,7 +30,7 @@ NODES = {101: "a", 102: "b", 103: "c"}
 def flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, one in STANDINS.items():
         monkeypatch.setitem(sys.modules, name, one)
-    monkeypatch.setattr(app, "WAIT", 0.2)
+    monkeypatch.setattr(app, "WAIT_SECONDS", 0.2)
     if not STANDINS:
         from flwr.supercore.task_identity import TaskIdentity
 

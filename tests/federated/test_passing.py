@@ -10,7 +10,7 @@ import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import ghost_stage
-from milkglass.federated.ghost_stage import TOGETHER, parts_folder
+from milkglass.federated.ghost_stage import TEXTS_A_PART, parts_folder
 from milkglass.federated.prepare import matches, prepare
 from milkglass.federated.rows import load, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -19,7 +19,7 @@ from tests import tiny
 from tests.federated.kit import World, rows_file
 
 LABELS = {"no": 0, "yes": 1}
-ROWS = 2 * TOGETHER + 1
+ROWS = 2 * TEXTS_A_PART + 1
 
 
 class Interrupts:
@@ -47,8 +47,8 @@ def interrupted(there: World, source: Path, site: Path, seed: int | None, ghost:
 
 def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts each call of GHOST is given from now on."""
-    counts, real = list[int](), ghost_stage._made
-    monkeypatch.setattr(ghost_stage, "_made", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
+    counts, real = list[int](), ghost_stage._make_part
+    monkeypatch.setattr(ghost_stage, "_make_part", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
     return counts
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated.rounds import Update, check, mean, misfit, stepped
+from milkglass.federated.rounds import Update, check, mean, misfit, step_weights
 
 WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
 
@@ -26,7 +26,7 @@ def test_the_mean_is_weighted_by_texts_and_order_changes_nothing() -> None:
         by_hand = (3 * one.tensors[name] + 5 * two.tensors[name] + 2 * three.tensors[name]) / 10
         assert torch.allclose(found[name], by_hand, atol=1e-6)
         assert torch.equal(found[name], mean([three, one, two], WEIGHTS)[name])
-        assert torch.allclose(stepped(WEIGHTS, found, 0.1)[name], WEIGHTS[name] - 0.1 * by_hand, atol=1e-6)
+        assert torch.allclose(step_weights(WEIGHTS, found, 0.1)[name], WEIGHTS[name] - 0.1 * by_hand, atol=1e-6)
     assert torch.equal(mean([one], WEIGHTS)["w"], one.tensors["w"])
 
 
@@ -74,7 +74,7 @@ def test_finite_updates_that_add_up_to_more_than_fits() -> None:
     large = [replace(update(site, 1, 1), tensors={n: torch.full_like(w, 3e38) for n, w in WEIGHTS.items()})
              for site in "ab"]  # fmt: skip
     with pytest.raises(PoisonedUpdate, match="w not finite"):
-        stepped(WEIGHTS, mean(large, WEIGHTS), 100.0)
+        step_weights(WEIGHTS, mean(large, WEIGHTS), 100.0)
 
 
 def test_too_few_and_two_of_one_name() -> None:

@@ -15,7 +15,7 @@ from scipy.stats import binom, kstest, laplace, norm
 
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.defence import NoDefence
-from milkglass.gradient_defences.dp_sgd import DPSGD, EXCHANGED, epsilon
+from milkglass.gradient_defences.dp_sgd import CLIPS_EXCHANGED, DPSGD, epsilon
 from milkglass.gradient_defences.noise import AdditiveNoise, GaussianNoise, LaplaceNoise
 from milkglass.gradient_defences.pruning import MagnitudePruning, RandomPruning, largest
 from milkglass.noise import clipping
@@ -173,7 +173,7 @@ def test_sums_with_one_text_exchanged_are_within_what_is_accounted(bert: SharedS
     base = total(ids, labels)
     for which, named in ((ids, torch.tensor([1, 1, 0])), (other_text, labels), (other_text, torch.tensor([1, 1, 0]))):
         apart = float((total(which, named) - base).norm())
-        assert 0 < apart <= EXCHANGED * shield.clip * (1 + 1e-6)
+        assert 0 < apart <= CLIPS_EXCHANGED * shield.clip * (1 + 1e-6)
     assert float((total(ids, torch.tensor([1, 1, 0])) - base).norm()) > 1.5 * shield.clip
 
 

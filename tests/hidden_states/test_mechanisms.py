@@ -148,7 +148,7 @@ def test_both_losses_of_textobfuscator_are_the_literal_ones(count: int) -> None:
     clusters = torch.arange(12) % count
     aids = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), count, 16)
     means, present = aids.means(x, clusters)
-    assert float(textobfuscator.away(means)) == pytest.approx(literal.away(as64(x), clusters.tolist()), rel=1e-4)
+    assert float(textobfuscator.repulsion(means)) == pytest.approx(literal.away(as64(x), clusters.tolist()), rel=1e-4)
     aids.follow(means, present)
     expected = literal.close(as64(x), clusters.tolist(), as64(means))
     assert float(textobfuscator.close(x, aids.centres[clusters])) == pytest.approx(expected, rel=1e-5)

@@ -36,7 +36,7 @@ def test_sentences_are_resampled_and_not_tokens() -> None:
 def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The linearised variance of a ratio (Cochran 1977, section 2.11), where units come in any order."""
     rng = np.random.default_rng(0)
-    weights = rng.integers(1, 40, 3 * interval.HEAPS).astype(np.float64)
+    weights = rng.integers(1, 40, 3 * interval.MAX_UNITS).astype(np.float64)
     hits = rng.binomial(weights.astype(np.int64), rng.beta(2, 2, len(weights))).astype(np.float64)
     if order == "sorted":
         by = np.argsort(hits / weights)
@@ -49,7 +49,9 @@ def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str, m
 
     monkeypatch.setattr(interval, "_draws", noted)
     found = ratio(hits, weights, np.random.default_rng(1))
-    assert drawn == [interval.HEAPS] and interval.HEAPS >= 2000  # with fewer sums the width would be left to chance
+    assert (
+        drawn == [interval.MAX_UNITS] and interval.MAX_UNITS >= 2000
+    )  # with fewer sums the width would be left to chance
     spread = 1.96 * float(np.sqrt(((hits - found.value * weights) ** 2).sum())) / weights.sum()
     assert found.value == hits.sum() / weights.sum()
     assert found.units == len(weights)

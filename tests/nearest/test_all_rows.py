@@ -48,7 +48,7 @@ def test_lists_are_the_literal_ones(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
 def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
-    monkeypatch.setattr(module, "TILE", tile)
+    monkeypatch.setattr(module, "TILE_ROWS", tile)
     monkeypatch.setattr(module, "SAMPLE_COLUMNS", sample)
     vectors = grouped(333, 8, seed=3)
     vectors[5] = vectors[200] = vectors[40]
@@ -58,7 +58,7 @@ def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, ti
 
 
 def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TILE", 16)
+    monkeypatch.setattr(module, "TILE_ROWS", 16)
     for held in (1, 1000):  # with and without pairs that are cut back
         monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
         vectors = np.eye(4, dtype=np.float32)[np.arange(200) % 4]  # cosines are 0 and 1, exactly
@@ -82,7 +82,7 @@ def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch
 def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     vectors = grouped(300, 8)
     expected = nearest(vectors, 15)
-    monkeypatch.setattr(module, "TILE", 32)
+    monkeypatch.setattr(module, "TILE_ROWS", 32)
     monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
     monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
     for one, other in zip(nearest(vectors, 15), expected, strict=True):
@@ -167,18 +167,20 @@ def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
     special = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, 3.4e38], np.float32)
     value = rng.permutation(np.concatenate([special, special, rng.normal(size=200).astype(np.float32)]))
     column = rng.integers(2**31 - 1, size=len(value), dtype=np.int32)
-    keys = module._packed(column, value)
+    keys = module._pack(column, value)
     order = np.lexsort((column, -value))
     assert np.array_equal(np.argsort(keys, kind="stable"), order)
-    columns, values = module._unpacked(keys)
+    columns, values = module._unpack(keys)
     assert np.array_equal(columns, column) and np.array_equal(values, value)
 
 
 def test_guesses_are_not_too_high_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess above the k-th cosine has its row compared with all others again. In bf16 nearly all were."""
     again = list[int]()
-    original = module._again
-    monkeypatch.setattr(module, "_again", lambda unit, rows, *lists: (again.extend(rows), original(unit, rows, *lists)))
+    original = module._compare_again
+    monkeypatch.setattr(
+        module, "_compare_again", lambda unit, rows, *lists: (again.extend(rows), original(unit, rows, *lists))
+    )
     crowded = (1 + 0.05 * np.random.default_rng(6).normal(size=(3000, 64))).astype(np.float32)
     nearest(crowded, 30)
     assert len(again) < 30

@@ -25,7 +25,7 @@ def as_small_or_large_table(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(autouse=True, params=[True, False], ids=["bf16", "fp32"])
 def with_and_without_a_first_look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors without instructions for bf16 have fp32 twice."""
-    monkeypatch.setattr(products, "UNDECIDED", 1.0)  # also where it does not pay
+    monkeypatch.setattr(products, "MAX_UNDECIDED_SHARE", 1.0)  # also where it does not pay
     if not request.param:
         monkeypatch.setattr(products, "quick_in_bf16", lambda: False)
 
@@ -133,7 +133,7 @@ def test_the_worst_rows_for_bf16_are_no_further_off_than_said(losing: str) -> No
 
 
 def test_no_first_look_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "UNDECIDED", 1 / 200)
+    monkeypatch.setattr(products, "MAX_UNDECIDED_SHARE", 1 / 200)
     apart, crowded = rows_of(3000, 128, 10), 1 + 0.05 * rows_of(3000, 128, 11)
     assert Cosines.of(crowded, look=10).lost is None and Cosines.of(apart, look=1000).lost is None
     assert Cosines.of(apart, look=0).lost is None

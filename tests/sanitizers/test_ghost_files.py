@@ -210,7 +210,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
 ) -> None:
     monkeypatch.setattr(files, "ROWS_A_PART", 3)
     source, out = lines_file(tmp_path / "in.jsonl", 11), tmp_path / "out.jsonl"
-    work, calls = files._sanitized, list[int]()
+    work, calls = files._sanitize, list[int]()
 
     def until(last: int) -> Any:
         def stop(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
@@ -221,7 +221,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
 
         return stop
 
-    monkeypatch.setattr(files, "_sanitized", until(2))
+    monkeypatch.setattr(files, "_sanitize", until(2))
     with pytest.raises(KeyboardInterrupt):
         run(ghost, source, out, seed)
     parts = tmp_path / ".out.jsonl.parts"
@@ -230,7 +230,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     kept = json.loads((parts / "job.json").read_text())["seed"]
     assert (kept is None) == (seed == 3), "who gave a seed gives it again: it is kept nowhere"
     drawn = int(kept or 3)
-    monkeypatch.setattr(files, "_sanitized", until(-1))
+    monkeypatch.setattr(files, "_sanitize", until(-1))
     report = run(ghost, source, out, seed)
     assert calls == [0, 1, 2, 2, 3], "what was done is not done again"
     assert not parts.exists() and "seed" not in report and report["seed_given"] == (seed == 3)
@@ -316,17 +316,17 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
 ) -> None:
     monkeypatch.setattr(files, "ROWS_A_PART", 2)
     source, out = lines_file(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
-    work = files._sanitized
+    work = files._sanitize
 
     def once(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
         if part.number:
             raise KeyboardInterrupt
         return work(ghost, plan, part)
 
-    monkeypatch.setattr(files, "_sanitized", once)
+    monkeypatch.setattr(files, "_sanitize", once)
     with pytest.raises(KeyboardInterrupt):
         run(ghost, source, out)
-    monkeypatch.setattr(files, "_sanitized", work)
+    monkeypatch.setattr(files, "_sanitize", work)
     other = replace(ghost, selection=Selection(beams=2))
     for one, seed in ((other, 3), (ghost, 4), (ghost, None)):
         with pytest.raises(UsageError, match=r"\.out\.jsonl\.parts .*unfinished"):

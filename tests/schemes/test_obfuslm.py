@@ -188,7 +188,7 @@ def test_same_clusters_where_most_rows_are_never_looked_at(
     table with zeros, equal rows and tiny ones."""
     monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
     monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", many)
-    monkeypatch.setattr("milkglass.nearest.products.UNDECIDED", 1.0)
+    monkeypatch.setattr("milkglass.nearest.products.MAX_UNDECIDED_SHARE", 1.0)
     table = table_of(11, 2100, 16, 40)
     table[5], table[50:60] = 0, table[50:60] * tiny
     table = table.to(dtype)
@@ -205,7 +205,7 @@ def test_same_clusters_of_rows_that_bf16_holds(
 ) -> None:
     """Signs, times small integers: they lose nothing in bf16, but their products do."""
     monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
-    monkeypatch.setattr("milkglass.nearest.products.UNDECIDED", 1.0)
+    monkeypatch.setattr("milkglass.nearest.products.MAX_UNDECIDED_SHARE", 1.0)
     monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", 0)
     rng = np.random.default_rng(seed)
     signs = rng.choice([-1.0, 1.0], size=(600, 256), p=[0.2, 0.8]) * rng.integers(1, 8, size=(600, 1))

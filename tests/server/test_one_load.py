@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from milkglass.defences.token_halves import _classifier
+from milkglass.defences.token_halves import _load_classifier
 from milkglass.models import torch_model
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.inference import model_cache
@@ -42,7 +42,7 @@ def test_cells_of_a_comparison_are_asked_side_by_side(tmp_path: Path) -> None:
 
     def load(number: int) -> Any:
         if number % 2:
-            return _classifier(folder)
+            return _load_classifier(folder)
         return torch_model.language_model(base)
 
     try:

@@ -226,10 +226,10 @@ def test_the_token_lies_in_the_home(noisy: Made, tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("MILKGLASS_PASSPHRASE", raising=False)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         monkeypatch.setenv(name, "1")
-    apps.serve(apps.opened(noisy.server), tmp_path / "home", 0, None)
+    apps.serve(apps.open_half(noisy.server), tmp_path / "home", 0, None)
     (app, settings, command) = started[0]
     token = (tmp_path / "home" / "token").read_text("ascii").strip()
     assert (settings.host, settings.port, command) == ("127.0.0.1", 0, "milkglass split serve")
     assert TestClient(app).get("/v1/split", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-    apps.serve(apps.opened(noisy.server), tmp_path / "none", 0, "a token of the owner".replace(" ", "-"))
+    apps.serve(apps.open_half(noisy.server), tmp_path / "none", 0, "a token of the owner".replace(" ", "-"))
     assert not (tmp_path / "none").exists(), "a token that is given needs no home"

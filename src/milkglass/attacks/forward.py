@@ -40,21 +40,21 @@ def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
     for length in np.unique(lengths[lengths > 0]):
-        alike = order[lengths == length]
+        of_length = order[lengths == length]
         step = max(1, tokens // int(length))
-        for start in range(0, len(alike), step):
-            yield alike[start : start + step]
+        for start in range(0, len(of_length), step):
+            yield of_length[start : start + step]
 
 
 def batches_within(
     sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = BATCH_TOKENS
 ) -> Iterator[Ids]:
     """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
-    every = list(batches(sequences, tokens))
-    for done, number in enumerate(rng.permutation(len(every)).tolist()):
+    all_batches = list(batches(sequences, tokens))
+    for done, number in enumerate(rng.permutation(len(all_batches)).tolist()):
         if done and budget.left() < floor:
             return
-        yield every[number]
+        yield all_batches[number]
 
 
 def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
@@ -90,14 +90,14 @@ def sampled(
     Returns:
         (total, d) the state of every token, 0 if its sequence was not run, and (b,) whether each sequence was.
     """
-    out = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
+    states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
     for numbers in groups:
         result = state(model, stacked(sequences, numbers), layer)
-        out[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
+        states[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
         was_run[numbers] = True
         budget.spend(work.run(model, int(sequences.lengths[numbers].sum())))
-    return out, was_run
+    return states, was_run
 
 
 def why_no_head(model: Model) -> str | None:

@@ -14,7 +14,7 @@ from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
-from milkglass.audit.plan import GRACE
+from milkglass.audit.plan import GRACE_SECONDS
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
@@ -29,7 +29,7 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
 EXAMPLES_SHOWN = 6  # examples
-ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget
+ATTACKING_SHARE = 0.75  # share of the budget for the attacks; the rest is for the key's budget
 
 
 def audit(
@@ -50,11 +50,11 @@ def audit(
     started = time.monotonic()
     by_clock = deadline(budget)
     rules = RunOptions(deadline=by_clock)
-    done = run(scene, attacks, work, budget.part(ATTACKING), seed, progress, rules)
-    best = strongest(done.cells)
-    points = key_budget(scene, attacks, done, best, budget, seed, by_clock)
+    finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, rules)
+    best = strongest(finished.cells)
+    points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
     spent = curve.spent(points)
-    words = {one.name: one.words for one in scene.adversaries}
+    words_of_adversaries = {one.name: one.words for one in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
     corpus = next(reversed(public.values()), None)
@@ -67,20 +67,20 @@ def audit(
         public={name: len(one.ids) for name, one in public.items()},
         vocabulary=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words, done.cells, crossing(scene)),
-        level=level(best, done.cells),
-        unfinished=tuple(unfinished(best, done.cells)),
-        adversaries=words,
+        verdict=verdict(best, words_of_adversaries, finished.cells, crossing(scene)),
+        level=level(best, finished.cells),
+        unfinished=tuple(unfinished(best, finished.cells)),
+        adversaries=words_of_adversaries,
         best=best,
-        cells=done.cells,
+        cells=finished.cells,
         floors=floors(
             sent,
             ordinary[sent.ids],
             None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
             len(ordinary),
         ),
-        warnings=warnings(scene, done.cells, spent, attacks),
-        examples=examples(scene, done, best, seed),
+        warnings=warnings(scene, finished.cells, spent, attacks),
+        examples=examples(scene, finished, best, seed),
         curve=points,
         spent=spent,
         distortion=distortion(scene),
@@ -92,10 +92,10 @@ def audit(
 
 
 def deadline(budget: Budget) -> Budget | None:
-    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE is over."""
+    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE_SECONDS are over."""
     if budget.clock is not time.monotonic:
         return None
-    return Budget(max(budget.left(), GRACE), clock=time.monotonic)
+    return Budget(max(budget.left(), GRACE_SECONDS), clock=time.monotonic)
 
 
 def key_budget(
@@ -120,17 +120,17 @@ def key_budget(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    alike = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
+    same_rules = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue
         alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
         for size in curve.sizes(len(scene.truth.sent.ids)):
             subset, tokens = curve.beginning(replace(scene, adversaries=(alone,)), size)
-            (again,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=alike).played
-            if again.result.state != "done" or again.result.cut or again.reading is None:
+            (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).played
+            if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
-            points.append(BudgetPoint(adversary.name, tokens, *curve.shares(subset, again.reading)))
+            points.append(BudgetPoint(adversary.name, tokens, *curve.shares(subset, rerun.reading)))
     return tuple(points)
 
 
@@ -155,11 +155,11 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
 
 def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int]) -> tuple[TokenReading, ...]:
     """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
-    result, before = list[TokenReading](), -1
-    for one, other in zip(guessed, sent, strict=True):
-        text, joined = ("?", False) if one < 0 else added(read, before, one)
-        result.append(TokenReading(text, one == other, read(np.array([other])).strip(), joined))
-        before = one
+    result, previous = list[TokenReading](), -1
+    for guessed_id, sent_id in zip(guessed, sent, strict=True):
+        text, joined = ("?", False) if guessed_id < 0 else added(read, previous, guessed_id)
+        result.append(TokenReading(text, guessed_id == sent_id, read(np.array([sent_id])).strip(), joined))
+        previous = guessed_id
     return tuple(result)
 
 

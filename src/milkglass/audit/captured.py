@@ -67,10 +67,10 @@ def read(path: Path) -> list[CapturedRow]:
     rows = list(_rows(path))
     if not rows:
         raise EmptyText(f"{path.name} has no rows", 'give {"text": ..., "sent": ...} a line')
-    for one in rows:
-        if one.kind != rows[0].kind:
+    for row in rows:
+        if row.kind != rows[0].kind:
             raise CodecError(
-                f"{one.place} has {WHAT[one.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
+                f"{row.place} has {WHAT[row.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
                 "give what one client sent, in one form",
             )
     return rows
@@ -81,10 +81,11 @@ def _rows(path: Path) -> Iterator[CapturedRow]:
         text = text_of(place, row, "text")
         if "sent" not in row:
             raise CodecError(f"{place} has no field sent", "give what the client sent: ids, text, or vectors")
-        yield CapturedRow(place, text, *_sent(place, row["sent"]))
+        yield CapturedRow(place, text, *_parse_sent(place, row["sent"]))
 
 
-def _sent(place: Place, value: Any) -> tuple[Kind, Any]:
+def _parse_sent(place: Place, value: Any) -> tuple[Kind, Any]:
+    """Returns the kind and the value of what was sent for one text. Raises CodecError."""
     if isinstance(value, str):
         return "text", value
     if isinstance(value, list) and value:
@@ -124,18 +125,25 @@ def scene_of(
     captured = _Captured(base, codec, layer)
     mine, theirs = captured.sent_texts(private), captured.sent_texts(others)
     truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
-    about = {"name": f"captured {WHAT[rows[0].kind]}"}
+    scheme = {"name": f"captured {WHAT[rows[0].kind]}"}
     alike = Knowledge(corpus=theirs.original)
     known = replace(alike, **captured.knows(theirs))
     attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known, "the client")]
     top = max(int(one.sent.ids.max(initial=0)) for one in (mine, theirs))
-    rest = [] if served is None else [_weights(served, rows[0], top)]
-    size = max(len(codec.sigma), top + 1, *(one.model.size for one in rest))
+    served_weights = [] if served is None else [_weights(served, rows[0], top)]
+    size = max(len(codec.sigma), top + 1, *(one.model.size for one in served_weights))
     truth = replace(truth, inverse=_inverse(mine, size))
     scene = public_scene(
-        base, codec, (*rest, mine.observation), truth, [one.text for one in private], attackers, scheme=about, size=size
+        base,
+        codec,
+        (*served_weights, mine.observation),
+        truth,
+        [one.text for one in private],
+        attackers,
+        scheme=scheme,
+        size=size,
     )
-    if not any(_shares(one.model, mine.sent.ids) for one in rest):
+    if not any(_shares(one.model, mine.sent.ids) for one in served_weights):
         return scene
     those = (replace(one, knowledge=replace(one.knowledge, shared=True)) for one in scene.adversaries)
     return replace(scene, adversaries=tuple(those))
@@ -186,6 +194,7 @@ class _Captured:
     layer: int
 
     def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
+        """Returns what was sent, and where each token of the texts went. Raises CodecError."""
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
@@ -205,32 +214,33 @@ class _Captured:
             return np.zeros(0, np.int64)
         return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
 
-    def _aligned(self, row: CapturedRow, own: Ids, sent: Ids) -> Ids:
+    def _aligned(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
         """Returns where each token of a text was sent. Special tokens may be left out."""
-        if len(sent) == len(own):
-            return _moved(own, sent)
+        if len(sent) == len(token_ids):
+            return _places_if_reordered(token_ids, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
-        if special and len(sent) == len(own) - special:
+        if special and len(sent) == len(token_ids) - special:
             first = self.codec.tokenizer("")["input_ids"][:1]
-            before = 1 if first and own[0] == first[0] else 0
-            places = np.full(len(own), NO_BELIEF, np.int64)
+            before = 1 if first and token_ids[0] == first[0] else 0
+            places = np.full(len(token_ids), NO_BELIEF, np.int64)
             places[before : before + len(sent)] = np.arange(len(sent))
             return places
         raise CodecError(
-            f"{row.place} has {len(sent)} ids for a text of {len(own)} tokens of {self.base.folder.name}",
+            f"{row.place} has {len(sent)} ids for a text of {len(token_ids)} tokens of {self.base.folder.name}",
             "give the model whose tokenizer the client uses with --model, and one id for each token",
         )
 
     def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
+        """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
             raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
         lengths = np.array([len(row.sent) for row in rows], np.int64)
         pooled = bool((lengths == 1).all())
-        for row, count, own in zip(rows, lengths.tolist(), original.lengths.tolist(), strict=True):
-            if not pooled and count != own:
+        for row, count, token_count in zip(rows, lengths.tolist(), original.lengths.tolist(), strict=True):
+            if not pooled and count != token_count:
                 raise CodecError(
-                    f"{row.place} has {count} vectors for a text of {own} tokens of {self.base.folder.name}",
+                    f"{row.place} has {count} vectors for a text of {token_count} tokens of {self.base.folder.name}",
                     "give one vector for each token, special ones too, or one for each text",
                 )
         hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
@@ -248,10 +258,10 @@ class _Captured:
             return {"observe": observe}
         assert theirs.origin is not None
         origin, sent = theirs.origin, theirs.sent
-        there = origin != NO_BELIEF
-        pairs = np.unique(np.stack([sent.ids[origin[there]], corpus.ids[there]], 1), axis=0)
+        has_origin = origin != NO_BELIEF
+        pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
         begins = np.cumsum(sent.lengths) - sent.lengths
-        inside = np.where(there, origin - begins[corpus.owner], NO_BELIEF)  # places within each text
+        inside = np.where(has_origin, origin - begins[corpus.owner], NO_BELIEF)  # places within each text
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
             chosen, lengths = at.rows(ids, sent.lengths)
@@ -284,18 +294,19 @@ class _CapturedTexts:
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[which]
 
 
-def _moved(own: Ids, sent: Ids) -> Ids:
+def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
     """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
-    result, before, after = np.arange(len(own)), np.argsort(own, kind="stable"), np.argsort(sent, kind="stable")
-    if np.array_equal(own[before], sent[after]):
-        result[before] = after
+    result = np.arange(len(token_ids))
+    token_order, sent_order = np.argsort(token_ids, kind="stable"), np.argsort(sent, kind="stable")
+    if np.array_equal(token_ids[token_order], sent[sent_order]):
+        result[token_order] = sent_order
     return result
 
 
-def _matched(own: Ids, sent: Ids) -> Ids:
+def _matched(token_ids: Ids, sent: Ids) -> Ids:
     """Returns where each token of a text is in the replaced text, by their longest common parts."""
-    places = np.full(len(own), NO_BELIEF, np.int64)
-    for kind, a, b, c, d in SequenceMatcher(None, own.tolist(), sent.tolist(), autojunk=False).get_opcodes():
+    places = np.full(len(token_ids), NO_BELIEF, np.int64)
+    for kind, a, b, c, d in SequenceMatcher(None, token_ids.tolist(), sent.tolist(), autojunk=False).get_opcodes():
         if kind == "equal" or kind == "replace":
             count = min(b - a, d - c)
             places[a : a + count] = np.arange(c, c + count)

@@ -3,7 +3,7 @@
 Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, cut and
 spaced by other rules ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
 case, without accents and blanks. A public text is left out if it contains a private text, is contained in one, or is
-equal to one. A text of fewer than `WORDS` words is part of nearly every long text, so it counts only if it equals a
+equal to one. A text of fewer than `MIN_WORDS` words is part of nearly every long text, so it counts only if it equals a
 whole text.
 
 Blanks are ignored because tokenizers and data sets set them differently: with blanks, "is n't" of SST-2 and "isn't" of
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from milkglass.metrics.text import WORD
 from milkglass.sequences import Ids, Sequences
 
-WORDS = 3  # from which on a text is searched for inside others
+MIN_WORDS = 3  # from which on a text is searched for inside others
 _END = "\n"  # between texts; no normalised text contains it
 
 
@@ -64,7 +64,7 @@ def normalised(text: str) -> str:
 
 
 def _is_long(text: str) -> bool:
-    return len(WORD.findall(text)) >= WORDS
+    return len(WORD.findall(text)) >= MIN_WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -74,9 +74,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
     hash with every window of 2^j letters of the wholes. Only if these are equal the part itself is compared.
     """
     by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for part in {*parts} - {""}:
-        size = 1 << (len(part).bit_length() - 1)
-        by_size[size][part[:size]].append(part)
+    for short in {*parts} - {""}:
+        size = 1 << (len(short).bit_length() - 1)
+        by_size[size][short[:size]].append(short)
     joined = _END.join(wholes)
     ends = np.cumsum([len(one) + 1 for one in wholes])
     windows = _hashes(joined)
@@ -87,9 +87,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         starts = by_size[size]
         keys = np.array([_hash_of(one) for one in starts], np.uint64)
         for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
-            for part in starts.get(joined[place : place + size], ()):
-                if joined.startswith(part, place):
-                    yield part, int(np.searchsorted(ends, place, side="right"))
+            for short in starts.get(joined[place : place + size], ()):
+                if joined.startswith(short, place):
+                    yield short, int(np.searchsorted(ends, place, side="right"))
 
 
 def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:

@@ -62,6 +62,7 @@ def scene_of(
 def _of_table(
     base: Checkpoint, client: TableClient, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
+    """Returns the scene of obfuscated tables, which is that of a key."""
     info = dict(client.document)
     key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
     ids = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
@@ -99,6 +100,7 @@ def _of_states(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
+    """Returns the scene of hidden states that are sent."""
     codec = public_codec(base)
     ids = client.reader.encode(private, cut=True).ids
     corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
@@ -160,13 +162,15 @@ def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Seq
 
 
 def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
+    """Returns how an attacker puts texts of their own through the client, under their own secret."""
+
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Raises ValueError for text other than the attacker's own, since only its words are known."""
-        own = client.rehearsal(seed)
-        if own is None or len(corpus) != len(texts):
+        attacker_client = client.rehearsal(seed)
+        if attacker_client is None or len(corpus) != len(texts):
             raise ValueError("only the attacker's own text can be rehearsed")
-        sent = next(one.ids for one in own.send(texts) if isinstance(one, Tokens))
-        origin = _origin(own, texts, corpus, sent)
+        sent = next(one.ids for one in attacker_client.send(texts) if isinstance(one, Tokens))
+        origin = _origin(attacker_client, texts, corpus, sent)
         return sent, np.arange(len(corpus.ids), dtype=np.int64) if origin is None else origin
 
     return rehearse
@@ -180,7 +184,7 @@ def public_scene(
     private: Sequence[str] | None,
     others: Iterable[Adversary],
     size: int | None = None,
-    **about: Any,
+    **details: Any,
 ) -> Scene:
     """Returns a scene in public ids, in which the public model itself is attacked.
 
@@ -191,7 +195,7 @@ def public_scene(
         private: the texts, in which names and numbers are marked. None: they are not marked.
         others: the attackers with text.
         size: how many ids can be sent. None: the model's.
-        about: further fields of `Scene`.
+        details: further fields of `Scene`.
     """
     size, public = size or len(codec.sigma), Model.open(base.folder)
 
@@ -202,7 +206,7 @@ def public_scene(
     nowhere = np.zeros(len(truth.tokens.ids), np.bool_)
     names, numbers = (nowhere, nowhere) if private is None else marked(codec, private, truth.tokens)
     texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
-    return Scene.of(Transcript(seen, size), truth, first, others, texts=texts, model=base.folder.name, **about)
+    return Scene.of(Transcript(seen, size), truth, first, others, texts=texts, model=base.folder.name, **details)
 
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------
@@ -235,13 +239,13 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     return rehearse
 
 
-def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
+def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
     """Returns the ids of texts that are given in parts, and (total, 3) each token's text, part and place in the part.
 
     Special tokens are parts of their own, before the first part and after the last.
     """
     batch = codec.tokenizer(
-        ["".join(one) for one in parts],
+        ["".join(one) for one in pieces_of_texts],
         truncation=True,
         max_length=codec.limit,
         return_offsets_mapping=True,
@@ -249,21 +253,21 @@ def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Id
         split_special_tokens=True,
     )
     where = []
-    for number, subset in enumerate(parts):
+    for number, subset in enumerate(pieces_of_texts):
         ends = np.cumsum([len(one) for one in subset])
         starts = np.array([start for start, _ in batch["offset_mapping"][number]], np.int64)
-        part = np.searchsorted(ends, starts, side="right")
+        piece_of_token = np.searchsorted(ends, starts, side="right")
         special = np.array(batch["special_tokens_mask"][number], np.bool_)
         last = len(starts) - 1
-        part[special] = np.where(np.flatnonzero(special) < last / 2, -1, len(subset))
-        places = np.arange(len(part))
-        begins = np.concatenate([[True], part[1:] != part[:-1]])
+        piece_of_token[special] = np.where(np.flatnonzero(special) < last / 2, -1, len(subset))
+        places = np.arange(len(piece_of_token))
+        begins = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
         place = places - np.maximum.accumulate(np.where(begins, places, 0))
-        where.append(np.stack([np.full(len(part), number), part, place], 1))
+        where.append(np.stack([np.full(len(piece_of_token), number), piece_of_token, place], 1))
     return Sequences.of(batch["input_ids"]), np.concatenate(where).astype(np.int64)
 
 
-def _places(own: Ids, other: Ids) -> Ids:
-    """Returns for each row of `own` the place of the same row in `other`, or NO_BELIEF."""
-    at = {row: place for place, row in enumerate(map(tuple, other.tolist()))}
-    return np.array([at.get(row, NO_BELIEF) for row in map(tuple, own.tolist())], np.int64)
+def _places(rows: Ids, other_rows: Ids) -> Ids:
+    """Returns for each row of `rows` the place of the same row in `other_rows`, or NO_BELIEF."""
+    at = {row: place for place, row in enumerate(map(tuple, other_rows.tolist()))}
+    return np.array([at.get(row, NO_BELIEF) for row in map(tuple, rows.tolist())], np.int64)

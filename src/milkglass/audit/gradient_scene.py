@@ -33,8 +33,9 @@ def gradient_scene(
     """
     size = len(truth.ordinary)
     first = Adversary(SERVER, "sees the gradients and has the model", knowledge)
-    seen = [] if shadows is None else [Transcript((Tokens(shadows),), size)]
-    others = [Adversary(INVERSION, "has all shadows", Knowledge(), one) for one in seen]
+    others = []
+    if shadows is not None:
+        others.append(Adversary(INVERSION, "has all shadows", Knowledge(), Transcript((Tokens(shadows),), size)))
     return Scene.of(Transcript(gradients, size), truth, first, others)
 
 
@@ -52,13 +53,13 @@ def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, ba
     pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
     content = content_tokens(original.counts(size), pieces + [""] * (size - len(pieces)))
 
-    def read(part: Ids) -> str:
-        return str(tokenizer.decode(part.tolist(), skip_special_tokens=True))
+    def read(ids: Ids) -> str:
+        return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
     return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, sent, original, None, batches)
 
 
-def measured(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
+def measure(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
     """Returns those of MEASURES that this guess has. An attack that reads places has no "token recall"."""
     recovered = score(guess, truth, np.random.default_rng(seed))
     return {name: recovered[name] for name in MEASURES if name in recovered.measures}

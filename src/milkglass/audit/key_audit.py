@@ -38,7 +38,7 @@ from milkglass.threat import transcript_file
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
-THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which a budget counts
+MAX_THREADS = 4  # of an attack: more make the same work take more of the processor's time, which some budgets count
 
 
 def audit_key(
@@ -61,6 +61,7 @@ def audit_key(
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
+        passphrase: of the key file.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
         out: a folder. It must not hold another audit.
@@ -85,30 +86,30 @@ def audit_key(
         raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
     sources = {name: None if one is None else DataFile.of(one) for name, one in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
-    present = [one for one in sources.values() if one is not None]
-    for one in present:
+    given_sources = [one for one in sources.values() if one is not None]
+    for one in given_sources:
         one.require()
     transcript_path = None if server_transcript is None else Path(server_transcript)
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
-    named = {name: None if one is None else one.path for name, one in sources.items()}
-    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in present]
-    about = {**identity(unlocked, named, transcript_path, rows, seed), "columns": columns}
+    paths = {name: None if one is None else one.path for name, one in sources.items()}
+    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given_sources]
+    settings = {**identity(unlocked, paths, transcript_path, rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:
-        reads = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
-        return build(unlocked.key, codec, base, reads, stage, transcript)
+        audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
+        return build(unlocked.key, codec, base, audit_files, stage, transcript)
 
     chosen = ATTACKS if attacks is None else attacks
     with limited_threads():
-        scene, work = prepared(build_scene, about, folder, stage, chosen)
+        scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen)
         advance = stage("attack", planned(scene, chosen))
         result, _ = run_and_write(
-            scene, work, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
+            scene, resume_store, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
         )
-    remember(unlocked.path, result)
+    note_in_usage(unlocked.path, result)
     return result
 
 
@@ -126,9 +127,9 @@ def identity(
     }
 
 
-def prepared(
+def open_scene(
     build_scene: Callable[[Stage], Scene],
-    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
     out: Path,
     stage: Stage,
     attacks: Mapping[str, Attack] = ATTACKS,
@@ -137,20 +138,21 @@ def prepared(
 
     Args:
         build_scene: builds it, and reports its progress.
-        about: everything that decides the result, besides the attacks.
+        settings: everything that decides the result, besides the attacks.
         out: the audit's folder.
         stage: receives the progress.
         attacks: by name.
     """
-    whole = {**about, "attacks": [signature(one) for one in attacks.values()]}
-    fewer = {**about, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
+    identity_now = {**settings, "attacks": [signature(one) for one in attacks.values()]}
+    identity_before = {**settings, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
     scene = build_scene(stage)
-    return scene, ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
+    # after the scene: a text that cannot be read leaves nothing behind
+    return scene, ResumeStore.open(out / "work", identity_now, identity_before)
 
 
 def run_and_write(
     scene: Scene,
-    work: ResumeStore,
+    resume_store: ResumeStore,
     out: Path,
     budget: Budget,
     seed: int,
@@ -158,25 +160,25 @@ def run_and_write(
     attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Audit, Path]:
     """Runs the attacks and writes the report. Returns the report and its page."""
-    result = audit(scene, attacks, work, budget, seed, progress=progress)
+    result = audit(scene, attacks, resume_store, budget, seed, progress=progress)
     page = write(result, out)
     if not result.unfinished:
-        work.remove()
+        resume_store.remove()
     return result, page
 
 
 @contextmanager
 def limited_threads() -> Iterator[None]:
-    """Limits torch to at most THREADS threads while the context is open."""
+    """Limits torch to at most MAX_THREADS threads while the context is open."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(before, THREADS))
+    torch.set_num_threads(min(before, MAX_THREADS))
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def remember(key: Path, result: Audit) -> None:
+def note_in_usage(key: Path, result: Audit) -> None:
     """Notes the audit's figures beside the key.
 
     The key's budget is updated only if it was measured for every attacker.
@@ -184,6 +186,6 @@ def remember(key: Path, result: Audit) -> None:
     best, nan = result.best, float("nan")
     figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
     record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
-    whole = bool(result.spent) and set(result.spent) == set(result.public)
-    measured = max(map(result.measured, result.public)) if whole else 0
-    usage.audited(key, result.spent if whole else {}, measured, record)
+    all_measured = bool(result.spent) and set(result.spent) == set(result.public)
+    measured = max(map(result.measured, result.public)) if all_measured else 0
+    usage.audited(key, result.spent if all_measured else {}, measured, record)

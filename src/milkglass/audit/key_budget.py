@@ -31,12 +31,12 @@ def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
     sent = scene.truth.sent
     texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
     first = np.arange(min(texts, len(sent)))
-    part = sent.chosen(first)
+    first_texts = sent.chosen(first)
     rest = tuple(one for one in scene.transcript.observations if not isinstance(one, Tokens | Outputs))
-    transcript = Transcript((*rest, Tokens(part)), scene.transcript.size)
+    transcript = Transcript((*rest, Tokens(first_texts)), scene.transcript.size)
     original = None if scene.truth.original is None else scene.truth.original.chosen(first)
-    truth = replace(scene.truth, sent=part, original=original)
-    return replace(scene, transcript=transcript, truth=truth, texts=None), len(part.ids)
+    truth = replace(scene.truth, sent=first_texts, original=original)
+    return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)
 
 
 def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
@@ -67,10 +67,10 @@ def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
 
 def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
     """Returns the number of tokens at which this share is reached. None: it is not."""
-    for before, after in zip([None, *points], points, strict=False):
-        if after.content >= share:
-            if before is None:
-                return after.tokens
-            at = (share - before.content) / (after.content - before.content)
-            return round(before.tokens * (after.tokens / before.tokens) ** at)
+    for last_below, first_above in zip([None, *points], points, strict=False):
+        if first_above.content >= share:
+            if last_below is None:
+                return first_above.tokens
+            at = (share - last_below.content) / (first_above.content - last_below.content)
+            return round(last_below.tokens * (first_above.tokens / last_below.tokens) ** at)
     return None

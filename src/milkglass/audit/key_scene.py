@@ -92,9 +92,9 @@ class AttackerText:
 
     def besides(self, private: Sequences) -> Sequences:
         """Returns the public text, followed by the private text that this attacker has anyway."""
-        leaked = () if self.leaked is None else private.chosen(self.leaked)
-        known = () if self.known is None else self.known.original
-        return Sequences.of((*self.public, *leaked, *known))
+        leaked_texts = () if self.leaked is None else private.chosen(self.leaked)
+        known_texts = () if self.known is None else self.known.original
+        return Sequences.of((*self.public, *leaked_texts, *known_texts))
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
@@ -109,12 +109,17 @@ def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model
 
 # --- from files -------------------------------------------------------------------------------------------------------
 def build(
-    key: Key, codec: Codec, folder: Path, files: AuditFiles, stage: Stage = no_stage, seen: Transcript | None = None
+    key: Key,
+    codec: Codec,
+    folder: Path,
+    files: AuditFiles,
+    stage: Stage = no_stage,
+    transcript: Transcript | None = None,
 ) -> Scene:
     """Returns the scene of a key's audit from its files.
 
     Args:
-        seen: a server's transcript, in place of the model and the ids that this key makes.
+        transcript: a server's transcript, in place of the model and the ids that this key makes.
 
     Raises:
         UsageError: there is too little text for an audit.
@@ -123,14 +128,14 @@ def build(
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
-    whole = read(codec, files.text, files.rows)
-    require_enough(whole.original, files.text.name)
-    private, alike = _halves(whole, files.seed)
+    all_texts = read(codec, files.text, files.rows)
+    require_enough(all_texts.original, files.text.name)
+    private, same_kind = _halves(all_texts, files.seed)
     attackers = {} if files.public is None else {OTHER: AttackerText(read(codec, files.public).original)}
-    attackers[ALIKE] = AttackerText(alike)
+    attackers[ALIKE] = AttackerText(same_kind)
     if files.known is not None:
         known = read(codec, files.known)
-        attackers[KNOWN] = AttackerText(alike, known=known)
+        attackers[KNOWN] = AttackerText(same_kind, known=known)
         private = private.without(known.original)
         if len(private.original) < MIN_PRIVATE_TEXTS // 2:
             raise UsageError(
@@ -138,65 +143,66 @@ def build(
                 f"{MIN_PRIVATE_TEXTS // 2} are needed",
                 "give as --known only what an attacker has, a template or a published piece",
             )
-    if seen is not None and seen.all(Tokens):
+    if transcript is not None and transcript.all(Tokens):
         if not codec.readable:
             raise UsageError(
                 "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
                 "audit the texts themselves, without --server-transcript",
             )
-        held = [*attackers.values()][-1].counted
-        seen = _unread(seen, held, codec, files.text)
-    scene = assemble(key, codec, base, private, attackers, stage, seen)
+        last_attacker_texts = [*attackers.values()][-1].counted
+        transcript = _without_known_texts(transcript, last_attacker_texts, codec, files.text)
+    scene = assemble(key, codec, base, private, attackers, stage, transcript)
     require_texts(scene, attackers)
     return scene
 
 
-def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Transcript:
+def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, codec: Codec, text: Source) -> Transcript:
     """Returns the transcript without the texts that an attacker has word for word.
 
     Whoever has a text needs no attack on it. Removing it from the attacker's text instead might leave none.
 
     Args:
-        held: those texts in original ids.
+        attacker_texts: those texts in original ids.
     """
-    known = {one.tobytes() for one in held}
-    sent = seen.tokens
+    known_texts = {one.tobytes() for one in attacker_texts}
+    sent = transcript.tokens
     original = sent.mapped(codec.inverse)
-    fresh = np.array([i for i, one in enumerate(original) if one.tobytes() not in known], np.int64)
-    if len(fresh) == len(sent):
-        return seen
-    if len(fresh) < MIN_PRIVATE_TEXTS // 2:
+    unknown = np.array([i for i, one in enumerate(original) if one.tobytes() not in known_texts], np.int64)
+    if len(unknown) == len(sent):
+        return transcript
+    if len(unknown) < MIN_PRIVATE_TEXTS // 2:
         raise UsageError(
-            f"of the transcript's {len(sent)} texts {len(fresh)} are left without those that the attackers have, "
+            f"of the transcript's {len(sent)} texts {len(unknown)} are left without those that the attackers have, "
             f"{MIN_PRIVATE_TEXTS // 2} are needed",
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
-    keep = np.isin(sent.owner, fresh)
-    ends = np.cumsum([0, *(len(one.ids) for one in seen.all(Tokens))])
-    own = [fresh[(fresh >= a) & (fresh < b)] for a, b in zip(ends, ends[1:], strict=False)]
+    keep = np.isin(sent.owner, unknown)
+    ends = np.cumsum([0, *(len(one.ids) for one in transcript.all(Tokens))])
+    unknown_in_each = [unknown[(unknown >= a) & (unknown < b)] for a, b in zip(ends, ends[1:], strict=False)]
     merged: list[Observation] = [
-        Tokens(sent.chosen(part), one.purpose) for one, part in zip(seen.all(Tokens), own, strict=True)
+        Tokens(sent.chosen(numbers), one.purpose)
+        for one, numbers in zip(transcript.all(Tokens), unknown_in_each, strict=True)
     ]
-    states = seen.all(Activations)
+    states = transcript.all(Activations)
     for layer in sorted({one.layer for one in states}):
         hidden = torch.cat([one.hidden for one in states if one.layer == layer])
         lengths = np.concatenate([one.lengths for one in states if one.layer == layer])
         if np.array_equal(lengths, sent.lengths):  # otherwise nobody can say whose states they are
-            merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[fresh], layer))
-    others = [one for one in seen.observations if not isinstance(one, Tokens | Activations)]
-    return replace(seen, observations=(*others, *merged))
+            merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[unknown], layer))
+    others = [one for one in transcript.observations if not isinstance(one, Tokens | Activations)]
+    return replace(transcript, observations=(*others, *merged))
 
 
-def _halves(whole: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
+def _halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
     """Returns the private half, and the other in public ids.
 
     All examples of one conversation are in one half, since later ones contain earlier ones.
     """
-    sources = np.arange(len(whole.original)) if whole.sources is None else whole.sources
+    sources = np.arange(len(all_texts.original)) if all_texts.sources is None else all_texts.sources
     conversations = np.unique(sources)
     order = np.random.default_rng(seed).permutation(len(conversations))
     private = np.isin(sources, conversations[order[: len(order) // 2]])
-    return whole.chosen(np.flatnonzero(private)), whole.original.chosen(np.flatnonzero(~private))
+    return all_texts.chosen(np.flatnonzero(private)), all_texts.original.chosen(np.flatnonzero(~private))
 
 
 # --- from texts -------------------------------------------------------------------------------------------------------
@@ -216,22 +222,22 @@ def assemble(
         private = unmarked(codec, transcript.tokens)
     sent = private.original
     simulate = _simulate(base, key.info.model, scheme, key.model_digest)
-    bare = Knowledge(
+    without_text = Knowledge(
         public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
     )
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first.astype(np.int64)
-        known = Candidates.of_symbols(symbols)
-        bare = replace(bare, symbols=symbols, candidates=known, responses=mechanism_of(key))
+        candidates = Candidates.of_symbols(symbols)
+        without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
     others = []
     for name, text in attackers.items():
-        own = replace(text, public=without_private(text.public, sent, codec.tokenizer))
-        others.append(Adversary.with_text(name, Knowledge(corpus=own.besides(sent), pairs=text.pairs)))
+        own_text = replace(text, public=without_private(text.public, sent, codec.tokenizer))
+        others.append(Adversary.with_text(name, Knowledge(corpus=own_text.besides(sent), pairs=text.pairs)))
     truth = truth_of(codec, transcript.tokens, sent, [one.counted for one in attackers.values()])
     truth = replace(truth, original=None) if codec.readable else truth
-    about = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
-    first = Adversary.without_text(bare)
-    return Scene.of(transcript, truth, first, others, texts=private, promise=promise, **about)
+    description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
+    public_model_only = Adversary.without_text(without_text)
+    return Scene.of(transcript, truth, public_model_only, others, texts=private, promise=promise, **description)
 
 
 def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:
@@ -250,22 +256,24 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     return Truth(codec.inverse, codec.visible, content, read, sent, original)
 
 
-def _transcript(model: Model, private: PrivateTexts, size: int, seen: Transcript | None, key: Key) -> Transcript:
-    if seen is None:
+def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transcript | None, key: Key) -> Transcript:
+    if recorded is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
-    if seen.size != size:
-        raise KeyForOtherModel(f"the transcript is of {seen.size} ids, the key of {size}", "give the key's transcript")
-    info = {seen.key_id, *(one.model.config.get(KEY_ID) for one in seen.all(Weights))} - {None}
-    if not info:
+    if recorded.size != size:
+        raise KeyForOtherModel(
+            f"the transcript is of {recorded.size} ids, the key of {size}", "give the key's transcript"
+        )
+    key_ids = {recorded.key_id, *(one.model.config.get(KEY_ID) for one in recorded.all(Weights))} - {None}
+    if not key_ids:
         raise KeyForOtherModel(
             "the transcript doesn't say which key it was recorded under",
             "record it again: with another key's ids every attack would seem to fail",
         )
-    if info != {key.identifier}:
+    if key_ids != {key.identifier}:
         raise KeyForOtherModel("the transcript was recorded under another key", "give the key that it belongs to")
-    held = seen.observations if seen.all(Weights) else (Weights(model), *seen.observations)
-    sent = () if seen.all(Tokens) else (Tokens(private.scrambled),)
-    return replace(seen, observations=(*held, *sent))
+    observations = recorded.observations if recorded.all(Weights) else (Weights(model), *recorded.observations)
+    sent = () if recorded.all(Tokens) else (Tokens(private.scrambled),)
+    return replace(recorded, observations=(*observations, *sent))
 
 
 def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
@@ -273,7 +281,7 @@ def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callab
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
-        own = new_key(base, ref, scheme, digest, root)
-        return uploaded(base, own)[0], own.first.astype(np.int64)
+        attacker_key = new_key(base, ref, scheme, digest, root)
+        return uploaded(base, attacker_key)[0], attacker_key.first.astype(np.int64)
 
     return simulate

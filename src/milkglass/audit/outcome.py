@@ -55,10 +55,10 @@ class AttackResult:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
-        known = dict(raw)
+        fields_by_name = dict(raw)
         for name in ("measures", "by_class"):
-            known[name] = {measure: _interval(one) for measure, one in known[name].items()}
-        return cls(**known)
+            fields_by_name[name] = {measure: _interval(one) for measure, one in fields_by_name[name].items()}
+        return cls(**fields_by_name)
 
     @property
     def what(self) -> str:
@@ -142,13 +142,13 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
             verdict is far below another attack's.
     """
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
-    done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
+    comparable = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
 
     def got(cell: AttackResult) -> tuple[float, ...]:
         values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
         return (sum(values),) if measure is None else tuple(values)
 
-    return max(done, key=got, default=None)
+    return max(comparable, key=got, default=None)
 
 
 # --- figures that only some attacks have ------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
-SPARE = 4  # an attack of long training that others surpass is begun only where its least time is left so many times
-GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
-CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
-DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
-REFERENCE = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
-ROWS, WIDTH, AGAINST, TIMES = 512, 256, 8192, 4  # of that job
+SPARE_FACTOR = 4  # an attack of long training that others surpass is begun only with so many times its least time
+GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
+CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
+MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
+REFERENCE_SECONDS = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
+JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # of that job
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,26 @@ class AttackTurn:
     @property
     def least(self) -> float:
         """Returns the seconds that must be left when its turn comes."""
-        return self.min_seconds * (SPARE if self.attack.baseline else 1)
+        return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
-    def share(self, left: float) -> float:
-        """Returns its part of the `left` seconds: not all of them if others wait for it or it would use everything."""
-        left = max(GRACE if self.waits else 1.0, left)
+    def share(self, seconds_left: float) -> float:
+        """Returns its part of the seconds: not all of them if others wait for it or it would use everything."""
+        seconds_left = max(GRACE_SECONDS if self.waits else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
-            return left
-        return CHAIN * left if self.early else max(left / 2, self.min_seconds) if self.min_seconds else left
+            return seconds_left
+        return (
+            CHAIN_SHARE * seconds_left
+            if self.early
+            else max(seconds_left / 2, self.min_seconds)
+            if self.min_seconds
+            else seconds_left
+        )
 
-    def late(self, left: float) -> str:
+    def late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""
-        if left <= 0 and not self.waits:
+        if seconds_left <= 0 and not self.waits:
             return "the budget was spent before its turn"
-        if self.least and left < self.least:
+        if self.least and seconds_left < self.least:
             return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
         return ""
 
@@ -163,20 +169,23 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
         budget: in seconds.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
-    begun, late = _scheduled(steps, budget)
+    begun, late = _schedule(steps, budget)
     ended = [one for one in begun if one.seconds is not None]
-    again = dict[str, float]()
-    for one in ended:
-        if one.turn.rank == 0 and one.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
-            curve = (one.seconds or 0.0) * len(sizes(sent)) / 2
-            again[one.who.name] = max(again.get(one.who.name, 0.0), curve)
-    seconds = sum(one.seconds or 0.0 for one in ended) + sum(again.values())
+    curve_seconds = dict[str, float]()
+    for step in ended:
+        if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
+            curve = (step.seconds or 0.0) * len(sizes(sent)) / 2
+            curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
+    seconds = sum(one.seconds or 0.0 for one in ended) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
     titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
-    return TimeEstimate(seconds, len(ended), tuple(open_ended), titles, _enough(steps, budget) if late else math.nan)
+    return TimeEstimate(
+        seconds, len(ended), tuple(open_ended), titles, _enough_budget(steps, budget) if late else math.nan
+    )
 
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
+    """Returns all attacks that apply, in the order of a run, with their estimated seconds."""
     turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
     steps, pace = list[_Step](), speed()
     before, after = parted(pairs(scene, turns))
@@ -192,28 +201,28 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     return steps
 
 
-def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
+def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
     """Returns the attacks that are begun, and those that are not begun or are cut short, without baselines.
 
     It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
     """
-    left, begun, late = budget, list[_Step](), list[_Step]()
-    for one in steps:
-        share = one.turn.share(left)
-        takes = share if one.seconds is None else one.seconds
-        waits = bool(one.turn.late(left))
+    seconds_left, begun, late = budget, list[_Step](), list[_Step]()
+    for step in steps:
+        share = step.turn.share(seconds_left)
+        takes = share if step.seconds is None else step.seconds
+        waits = bool(step.turn.late(seconds_left))
         if not waits:
-            begun.append(one)
-            left -= min(takes, share)
-        if (waits or takes > share) and not one.turn.attack.baseline:
-            late.append(one)
+            begun.append(step)
+            seconds_left -= min(takes, share)
+        if (waits or takes > share) and not step.turn.attack.baseline:
+            late.append(step)
     return begun, late
 
 
-def _enough(steps: Sequence[_Step], budget: float) -> float:
+def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
-    tried = (budget * 2**times for times in range(1, DOUBLINGS + 1))
-    return next((one for one in tried if not _scheduled(steps, one)[1]), math.nan)
+    tried = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
+    return next((one for one in tried if not _schedule(steps, one)[1]), math.nan)
 
 
 def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
@@ -233,11 +242,12 @@ def speed() -> float:
     The measurement takes some tenths of a second.
     """
     generator = torch.Generator().manual_seed(0)
-    rows, others = torch.randn(ROWS, WIDTH, generator=generator), torch.randn(WIDTH, AGAINST, generator=generator)
+    rows = torch.randn(JOB_ROWS, JOB_WIDTH, generator=generator)
+    others = torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator)
     best = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()
-        for _ in range(TIMES):
+        for _ in range(JOB_PRODUCTS):
             (rows @ others).topk(10, dim=1)
         best = min(best, time.process_time() - started)
-    return best / REFERENCE
+    return best / REFERENCE_SECONDS

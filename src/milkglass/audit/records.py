@@ -30,7 +30,7 @@ from milkglass.threat.knowledge import Knowledge, Recordings
 from milkglass.threat.observations import Records, Transcript
 from milkglass.threat.truth import Truth, score
 
-LEAST, MOST_RECORDS, LARGEST = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
+MIN_ANSWERS, MAX_RECORDS, MAX_RECORD_BYTES = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
 HOLDS, FAILS = "hardware holds", "hardware fails"
 ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass audit --key` reads of it"
 
@@ -57,13 +57,13 @@ class EncryptedAnswers:
         """
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.topics))
-        own, asked = order[: len(order) // 2], order[len(order) // 2 :]
-        labels = rng.permutation(self.topics[own]) if shuffled else self.topics[own]
-        knowledge = Knowledge(recordings=Recordings(self._records(own), labels, _part(self.lengths, own)))
-        guess = Sizes()(Transcript((self._records(asked),), 1), knowledge, budget, np.random.default_rng(seed))
+        recorded, attacked = order[: len(order) // 2], order[len(order) // 2 :]
+        labels = rng.permutation(self.topics[recorded]) if shuffled else self.topics[recorded]
+        knowledge = Knowledge(recordings=Recordings(self._records(recorded), labels, _part(self.lengths, recorded)))
+        guess = Sizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
         nothing = np.zeros(1, np.bool_)
         truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]),
-                      topics=self.topics[asked], token_lengths=_part(self.lengths, asked))  # fmt: skip
+                      topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
         return dict(score(guess, truth, rng).measures)
 
     def _records(self, which: NDArray[np.int64]) -> Records:
@@ -134,25 +134,32 @@ def read(path: Path) -> EncryptedAnswers:
                 f"{place} has {len(sizes[-1])} sizes and {len(times[-1])} times", "give both of each record"
             )
     names = tuple(sorted(set(topics)))
-    if len(topics) < LEAST or len(names) < 2:
+    if len(topics) < MIN_ANSWERS or len(names) < 2:
         raise EmptyText(
-            f"{path.name} has {len(topics)} answers on {len(names)} topics", f"give {LEAST} or more, on two or more"
+            f"{path.name} has {len(topics)} answers on {len(names)} topics",
+            f"give {MIN_ANSWERS} or more, on two or more",
         )
-    known = [one for one in lengths if one is not None]
-    if known and len(known) < len(lengths):
-        raise CodecError(f"{path.name} has lengths in {len(known)} of {len(lengths)} rows", "give them in all or none")
+    known_lengths = [one for one in lengths if one is not None]
+    if known_lengths and len(known_lengths) < len(lengths):
+        raise CodecError(
+            f"{path.name} has lengths in {len(known_lengths)} of {len(lengths)} rows", "give them in all or none"
+        )
     at = {name: place for place, name in enumerate(names)}
     return EncryptedAnswers(
         Records(Sequences.of(sizes), Sequences.of(times)), np.array([at[one] for one in topics], np.int64), names,
-        Sequences.of(known) if known else None,
+        Sequences.of(known_lengths) if known_lengths else None,
     )  # fmt: skip
 
 
 def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
     """Returns a list of numbers, scaled to whole ones. Raises CodecError."""
-    found = row.get(name)
-    if not isinstance(found, list) or len(found) > MOST_RECORDS:
-        raise CodecError(f"{place} has no list {name}", f"give a list of at most {MOST_RECORDS:,} numbers")
-    if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= LARGEST for one in found):
-        raise CodecError(f"{place} has {name} that are no numbers from 0 to {LARGEST:,}", "see docs/formats.md")
-    return np.array([round(scale * one) for one in found], np.int64)
+    numbers = row.get(name)
+    if not isinstance(numbers, list) or len(numbers) > MAX_RECORDS:
+        raise CodecError(f"{place} has no list {name}", f"give a list of at most {MAX_RECORDS:,} numbers")
+    if any(
+        isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= MAX_RECORD_BYTES for one in numbers
+    ):
+        raise CodecError(
+            f"{place} has {name} that are no numbers from 0 to {MAX_RECORD_BYTES:,}", "see docs/formats.md"
+        )
+    return np.array([round(scale * one) for one in numbers], np.int64)

@@ -30,19 +30,20 @@ class ResumeStore:
     folder: Path
 
     @classmethod
-    def open(cls, folder: Path, about: Mapping[str, Any], *before: Mapping[str, Any]) -> ResumeStore:
+    def open(cls, folder: Path, identity: Mapping[str, Any], *earlier_identities: Mapping[str, Any]) -> ResumeStore:
         """Opens the store in this folder, or makes it.
 
         Args:
             folder: the store's.
-            about: everything that decides the results.
-            before: `about` as earlier versions wrote it; their results still hold.
+            identity: everything that decides the results.
+            earlier_identities: `identity` as earlier versions wrote it; their results still hold.
 
         Raises:
             UsageError: the folder belongs to another audit.
         """
         digest, *earlier = (
-            hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (about, *before)
+            hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()
+            for one in (identity, *earlier_identities)
         )
         record = folder / "about.json"
         if record.is_file():

@@ -31,8 +31,8 @@ from milkglass.threat.truth import score
 
 Report = Callable[[AttackResult], None]
 ENDED = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
-OVER, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
-PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
+OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
+MIN_PLACED_SHARE = 0.01  # of the ids; candidates that place fewer are guesses of a solver that failed, and mislead
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def run(
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
-    before, after = parted(pairs(scene, turns))
-    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before]
+    before_chain, after_chain = parted(pairs(scene, turns))
+    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before_chain]
     chain = runner.chain(turns)
-    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after)]
+    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after_chain)]
     place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
     played.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # a report is in the catalogue's order
     return AuditRun(tuple(played), chain.candidates)
@@ -129,12 +129,12 @@ class _Runner:
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            one, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
+            attack, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
             renewed = renewed or anew
             placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
-            if placed and placed >= PLACED * self.scene.transcript.size:
+            if placed and placed >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = learnt
-            played.append(one)
+            played.append(attack)
         return _Chain(played, candidates, renewed)
 
     def _solve(
@@ -148,7 +148,7 @@ class _Runner:
         solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         stale = self.store is None or (renewed and turn.takes_candidates)
-        kept = None if self.store is None or stale else self.store.candidates(turn.name)
+        stored_candidates = None if self.store is None or stale else self.store.candidates(turn.name)
 
         def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
             learnt.append(solver.learn(transcript, knowledge, budget, rng))
@@ -157,26 +157,26 @@ class _Runner:
             return ranked(learnt[0], seen.size)
 
         knowledge = replace(who.knowledge, candidates=candidates)
-        played = self._kept(turn, who) if kept is not None else None
-        played = played or self._played(turn, who, knowledge, attempt, learnt)
-        return played, learnt[0] if learnt else kept, bool(learnt)
+        played = self._kept(turn, who) if stored_candidates is not None else None
+        played = played or self._play(turn, who, knowledge, attempt, learnt)
+        return played, learnt[0] if learnt else stored_candidates, bool(learnt)
 
     def play(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
         knowledge, stale = who.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
             knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
-        return (None if stale else self._kept(turn, who)) or self._played(turn, who, knowledge, turn.attack)
+        return (None if stale else self._kept(turn, who)) or self._play(turn, who, knowledge, turn.attack)
 
     def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None."""
-        kept = None if self.store is None else self.store.cell(_file_name(turn, who))
-        if kept is None:
+        stored = None if self.store is None else self.store.cell(_file_name(turn, who))
+        if stored is None:
             return None
-        self.budget.spend(kept[0].seconds)
-        self.progress(kept[0])
-        return FinishedAttack(kept[0], reading=kept[1])
+        self.budget.spend(stored[0].seconds)
+        self.progress(stored[0])
+        return FinishedAttack(stored[0], reading=stored[1])
 
-    def _played(
+    def _play(
         self,
         turn: AttackTurn,
         who: Adversary,
@@ -184,9 +184,10 @@ class _Runner:
         attempt: Attempt,
         learnt: Sequence[Candidates] = (),
     ) -> FinishedAttack:
+        """Runs an attack, grades it and stores the result. An error is its result, not the audit's."""
         result = turn.result_by(who)
         try:
-            played = self._tried(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
+            played = self._try(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
             played = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
@@ -198,10 +199,11 @@ class _Runner:
         self.progress(played.result)
         return played
 
-    def _tried(
+    def _try(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
         learnt: Sequence[Candidates],
     ) -> FinishedAttack:  # fmt: skip
+        """Returns an attack's graded result, or why it does not apply or came too late."""
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
@@ -210,7 +212,7 @@ class _Runner:
         started = budget.clock()
         drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)), _seeded(budget, drawn_from):
+            with ended_with(self._deadline(budget)), _seed_torch(budget, drawn_from):
                 guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
         except OutOfTime:
             return FinishedAttack(replace(result, reason=ENDED))
@@ -228,10 +230,12 @@ class _Runner:
 
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""
-        whole = self.rules.deadline
-        if whole is None or self.rules.own_budget is None:
-            return whole
-        return Budget(min(whole.left(), OVER * budget.left() + SPARE_SECONDS), clock=whole.clock)
+        run_deadline = self.rules.deadline
+        if run_deadline is None or self.rules.own_budget is None:
+            return run_deadline
+        return Budget(
+            min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + SPARE_SECONDS), clock=run_deadline.clock
+        )
 
     def _cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
         """Returns the declared cost of an attack that does not count its work."""
@@ -249,7 +253,7 @@ class _Runner:
 
 
 @contextmanager
-def _seeded(budget: Budget, seed: int | list[int]) -> Iterator[None]:
+def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
     """Seeds what torch draws for all of a process, such as dropout, if the budget counts work: nothing may differ."""
     if not budget.counts_work:
         yield

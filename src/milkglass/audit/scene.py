@@ -108,25 +108,25 @@ class Scene:
 
     @classmethod
     def of(
-        cls, transcript: Transcript, truth: Truth, first: Adversary, others: Iterable[Adversary] = (), **about: Any
+        cls, transcript: Transcript, truth: Truth, first: Adversary, others: Iterable[Adversary] = (), **details: Any
     ) -> Scene:
         """Returns a scene in which every attacker has the first one's knowledge, and its own fields of `OF_TEXT`.
 
         Args:
             first: has no text, if there are others.
-            about: further attributes.
+            details: further attributes.
 
         Raises:
             ValueError: another attacker has its own value of a field that is not in `OF_TEXT`.
         """
         everybody = [first]
-        for one in others:
-            parts = [(part, getattr(one.knowledge, part.name)) for part in fields(Knowledge)]
-            own = {part.name: value for part, value in parts if value is not part.default}
-            if more := own.keys() - {*OF_TEXT}:
-                raise ValueError(f"{one.name} alone is given {', '.join(sorted(more))}")
-            everybody.append(replace(one, knowledge=replace(first.knowledge, **own)))
-        return cls(transcript, truth, tuple(everybody), **about)
+        for adversary in others:
+            parts = [(part, getattr(adversary.knowledge, part.name)) for part in fields(Knowledge)]
+            own_knowledge = {part.name: value for part, value in parts if value is not part.default}
+            if more := own_knowledge.keys() - {*OF_TEXT}:
+                raise ValueError(f"{adversary.name} alone is given {', '.join(sorted(more))}")
+            everybody.append(replace(adversary, knowledge=replace(first.knowledge, **own_knowledge)))
+        return cls(transcript, truth, tuple(everybody), **details)
 
     @property
     def of_states(self) -> bool:
@@ -180,10 +180,10 @@ def require_texts(scene: Scene, names: Iterable[str]) -> None:
     """Raises UsageError if one of these attackers has too little text left."""
     corpora = {one.name: one.knowledge.corpus for one in scene.adversaries}
     for name in names:
-        left = len(corpora.get(name) or ())
-        if left < MIN_ATTACKER_TEXTS:
+        texts_left = len(corpora.get(name) or ())
+        if texts_left < MIN_ATTACKER_TEXTS:
             raise UsageError(
-                f"{left} texts are left to the attacker who has {WORDS.get(name, name)}, without those that contain "
-                f"what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
+                f"{texts_left} texts are left to the attacker who has {WORDS.get(name, name)}, without those that "
+                f"contain what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
                 "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
             )

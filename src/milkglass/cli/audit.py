@@ -142,7 +142,7 @@ def _audit_key(
     assert text is not None
     sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
 
-    from milkglass.audit.key_audit import identity, remember
+    from milkglass.audit.key_audit import identity, note_in_usage
     from milkglass.audit.key_scene import AuditFiles, build
     from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
@@ -157,7 +157,7 @@ def _audit_key(
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
     done = attacked(staged, about, out, budget, seed, as_json)
-    remember(opened.path, done[0])
+    note_in_usage(opened.path, done[0])
     print_audit(context, done, out, as_json)
 
 
@@ -215,13 +215,13 @@ def attacked(
         The audit, its page, and a larger budget for attacks that did not end.
     """
     from milkglass.attacks.catalogue import ATTACKS
-    from milkglass.audit.audit import ATTACKING
-    from milkglass.audit.key_audit import limited_threads, prepared, run_and_write
+    from milkglass.audit.audit import ATTACKING_SHARE
+    from milkglass.audit.key_audit import limited_threads, open_scene, run_and_write
     from milkglass.audit.plan import estimated, planned
 
     with bars(as_json) as stage:
-        scene, work = prepared(staged, about, out, stage)
-        plan = estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds)
+        scene, work = open_scene(staged, about, out, stage)
+        plan = estimated(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
             if finished := work.finished():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
@@ -253,10 +253,10 @@ def announced(plan: TimeEstimate, budget: str) -> str:
 
 def larger_budget(plan: TimeEstimate, budget: str) -> str:
     """The budget in which nothing is expected to be late; where that is not known, some times the given one."""
-    from milkglass.audit.audit import ATTACKING
+    from milkglass.audit.audit import ATTACKING_SHARE
 
     unknown = math.isnan(plan.enough)
-    return _minutes(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING)
+    return _minutes(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:

@@ -97,7 +97,7 @@ def compare(
     from milkglass.compare.rows import ComparisonRows
     from milkglass.compare.run import MEASURES, TimeLimits
     from milkglass.compare.run import compare as compared
-    from milkglass.compare.training import REPORTS, cut_words
+    from milkglass.compare.training import MIN_REPORTS, cut_words
     from milkglass.compare.ways import ComparisonSettings, chosen_ways
     from milkglass.rows.examples import Summary, checked, read_texts
     from milkglass.server.jobs.needs import ModelSizes
@@ -146,7 +146,7 @@ def compare(
     training = Hyperparameters(**{**settings, **head, "seed": seed})
     if isinstance(rows, ChatRows) and base is not None:
         training = training.fitted(len(ModelSizes.of(base).layers))
-    often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // REPORTS))
+    often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // MIN_REPORTS))
     training = training.model_copy(update={"logging_steps": often})
     base = base or original(model)
     with heartbeat(note) as log, resumable(out):

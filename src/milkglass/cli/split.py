@@ -147,7 +147,7 @@ def audit(
     files = audited.files(columns)
     from milkglass.hidden_states.catalogue import restored
     from milkglass.hidden_states.client import EncoderClient
-    from milkglass.hidden_states.halves import described
+    from milkglass.hidden_states.halves import read_description
     from milkglass.split import audit_scene
     from milkglass.split.folders import require_one_split
 
@@ -162,7 +162,8 @@ def audit(
     if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
-        "halves": split_info.server, "parameters": dict(split_info.parameters), "sent": described(client)["sent"],
+        "halves": split_info.server, "parameters": dict(split_info.parameters),
+        "sent": read_description(client)["sent"],
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
     result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
@@ -324,11 +325,11 @@ def serve(
         "--allow-unattested": allow_unattested, "--rows-per-hour": rows_per_hour, "--burst": burst,
     }  # fmt: skip
     refuse_unused("for a server's half, which has no table", options)
-    from milkglass.split.server import opened
+    from milkglass.split.server import open_half
     from milkglass.split.server import serve as run
 
     with at_work(doing=f"load {model}"):
-        half = opened(Path(model))
+        half = open_half(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
     run(half, home.resolve(), port, token)
 
@@ -369,7 +370,7 @@ def _serve_decoder(
     from milkglass.server.settings import DataDir, ServerSettings
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import Gate
-    from milkglass.split.decoder.server import decoder_of, opened
+    from milkglass.split.decoder.server import decoder_of, open_layers
 
     folder = resolve(model)
     prepare()
@@ -380,7 +381,7 @@ def _serve_decoder(
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
-        serving = loading.submit(opened, checkpoint, name, policy).result()
+        serving = loading.submit(open_layers, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")

@@ -36,7 +36,7 @@ from milkglass.experiments.kinds.generation import greedy, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
-from milkglass.experiments.runs import made, packed, run_job, unpacked, write_spec
+from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -48,8 +48,8 @@ from milkglass.sanitizers.text import TokenReader
 from milkglass.server.spec import IGNORED, Hyperparameters
 from milkglass.threat.defence import Defence
 
-AT_ONCE = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
-WRITTEN_AT_ONCE = 8
+ROWS_AT_A_TIME = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
+ANSWERS_AT_A_TIME = 8
 ANSWERED = "answered.json"
 
 
@@ -124,7 +124,7 @@ def tuned_decoder(
         JobFailed: the training failed, or the deadline passed.
     """
     extent = rows.extent
-    about = {
+    identity = {
         "version": CELL_VERSION,
         "base": digest,
         "data": {"rows": rows.digest, "train": rows.lines(rows.chats), "asked": rows.lines(rows.asked)},
@@ -133,27 +133,30 @@ def tuned_decoder(
         "training": training.model_dump() if tuned else {"max_length": training.max_length},
         "seed": seed,
     }
-    with cell_folder(cells, about) as folder:
+    with cell_folder(cells, identity) as folder:
         client, server = halves(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         sender = ChatSender.of(base, client, defence, rows, seed)
-        result = _tuned(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
-        known = _answered(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+        result = _tune(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
+        answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
     asked = references(rows.asked[: extent.written])
-    alike = text.rouge(known["texts"], asked, np.random.default_rng(0))["rouge-l"]
+    alike = text.rouge(answered["texts"], asked, np.random.default_rng(0))["rouge-l"]
     figures = {
-        "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": known["seconds"]
+        "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": answered["seconds"]
     }  # fmt: skip
     nothing = np.empty((0, 0), np.float32)
-    cell = TrainedHalves(folder.name, client, server, result, figures, known["made"], known["predictions"], nothing)
+    cell = TrainedHalves(
+        folder.name, client, server, result, figures, answered["made"], answered["predictions"], nothing
+    )
     return cell, sender
 
 
-def _tuned(
+def _tune(
     sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
     threads: int | None, log: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
+    """Trains the server's model on the rows as the client sends them."""
     job = folder / "job"
     job.mkdir(exist_ok=True)
     if not (job / "train.safetensors").is_file():
@@ -166,7 +169,7 @@ def _tuned(
     return TokenServer(job / "result")
 
 
-def _answered(
+def _answer(
     sender: ChatSender, server: TokenServer, rows: ChatRows, rounded: bool, folder: Path, log: Log, deadline: float
 ) -> dict[str, Any]:
     """Returns the losses and the written answers, from the cell's folder if they are there.
@@ -174,9 +177,9 @@ def _answered(
     Args:
         rounded: whether the arithmetic is bf16, as in training.
     """
-    done = folder / ANSWERED
-    if done.is_file():
-        return dict(json.loads(done.read_text("utf-8")))
+    path = folder / ANSWERED
+    if path.is_file():
+        return dict(json.loads(path.read_text("utf-8")))
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()  # fmt: skip
@@ -187,41 +190,48 @@ def _answered(
     asked = rows.asked[: rows.extent.written]
     prompts = [sender.prompt(one) for one in asked]
     texts, begun = list[str](), time.process_time()
-    for part in _parts(len(prompts), WRITTEN_AT_ONCE, "answers are written", log, deadline):
+    for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
         texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - begun) / max(1, len(prompts))
-    found = {"predictions": packed(losses.ravel()), "seconds": seconds, "texts": texts, "made": made(folder)}
-    files.write(done, json.dumps(found, ensure_ascii=False) + "\n")
-    return found
+    result = {
+        "predictions": pack_answers(losses.ravel()),
+        "seconds": seconds,
+        "texts": texts,
+        "made": provenance(folder),
+    }
+    files.write(path, json.dumps(result, ensure_ascii=False) + "\n")
+    return result
 
 
 def _losses(
     model: Any, sender: ChatSender, rows: ChatRows, folder: Path, log: Log, deadline: float
 ) -> NDArray[np.float64]:
     """Returns (2, u) the sum of each row's losses, and the number of its answers' tokens."""
-    asked = sender.asked(rows.asked, folder)
-    done = sender.codec.encode_cut([one.messages for one in asked], None, [one.tools for one in asked])
+    asked_examples = sender.asked(rows.asked, folder)
+    encoded = sender.codec.encode_cut(
+        [one.messages for one in asked_examples], None, [one.tools for one in asked_examples]
+    )
     examples: list[dict[str, Any]] = [
-        {"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)
+        {"input_ids": ids, "labels": labels} for ids, labels in zip(encoded.ids, encoded.labels, strict=True)
     ]
-    order = np.argsort([len(one) for one in done.ids], kind="stable").tolist()
-    result = np.zeros((2, len(asked)))
-    for part in _parts(len(order), AT_ONCE, "rows are asked about", log, deadline):
-        found = row_losses(model, [examples[i] for i in order[part]], AT_ONCE)
+    order = np.argsort([len(one) for one in encoded.ids], kind="stable").tolist()
+    result = np.zeros((2, len(asked_examples)))
+    for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log, deadline):
+        found = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
         for place, loss, tokens in zip(order[part], *found, strict=True):
-            result[:, done.sources[place]] += loss, tokens
+            result[:, encoded.sources[place]] += loss, tokens
     return result
 
 
 def _parts(count: int, size: int, what: str, log: Log, deadline: float) -> Iterator[slice]:
     """Yields slices of so many. Raises JobFailed once the deadline passed."""
-    said = time.monotonic()
+    last_report = time.monotonic()
     for start in range(0, count, size):
         if time.monotonic() > deadline:
             raise JobFailed("the time is over", "the same command with more time goes on")
-        if time.monotonic() - said > 8:
+        if time.monotonic() - last_report > 8:
             log(f"{start} of {count} {what}")
-            said = time.monotonic()
+            last_report = time.monotonic()
         yield slice(start, start + size)
 
 
@@ -245,12 +255,12 @@ def predictions(cell: TrainedHalves, rows: ChatRows, counted_by: Checkpoint | No
         counted_by: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
             None: the cell's own.
     """
-    found = unpacked(cell.predictions)
+    losses = unpack_answers(cell.predictions)
     if counted_by is None:
-        return found
+        return losses
     done = public_codec(counted_by).encode_cut([one.messages for one in rows.asked])
     tokens = np.bincount(done.sources, [np.count_nonzero(one[1:] != IGNORED) for one in done.labels], len(rows.asked))
-    return np.concatenate([found[: len(rows.asked)], tokens])
+    return np.concatenate([losses[: len(rows.asked)], tokens])
 
 
 def figures(cell: TrainedHalves) -> Mapping[str, float]:

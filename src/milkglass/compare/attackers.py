@@ -46,19 +46,19 @@ def reading_of(
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
     scene = scene_of(setting.base, cell.client, cell.server, private, {who: one for who, one in corpora.items() if one})
     names = [signature(one) for one in attacks.values()]
-    about = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": names}
+    identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": names}
     with limited_threads():
-        done = run(scene, attacks, ResumeStore.open(work, about), budget, setting.seed, progress)
-    best = strongest(done.cells, "content top-1")
-    cut = any(one.cut or one.state == "not run" for one in done.cells)
+        finished = run(scene, attacks, ResumeStore.open(work, identity), budget, setting.seed, progress)
+    best = strongest(finished.cells, "content top-1")
+    cut = any(one.cut or one.state == "not run" for one in finished.cells)
     guess = _guess(scene)
     named: tuple[str, ...]
     if best is None:
-        words = strongest(done.cells, "bag f1")
+        words = strongest(finished.cells, "bag f1")
         named = () if words is None else (f"words named without their order: F1 {words.measures['bag f1']}",)
         return Reading("", "", None, None, guess=guess, cut=cut, more=named)
-    shown = examples(scene, done, best, setting.seed)
-    reading = done.readings.get((best.adversary, best.attack))
+    shown = examples(scene, finished, best, setting.seed)
+    reading = finished.readings.get((best.adversary, best.attack))
     masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
     return Reading(
         best.title, best.adversary, best.measures.get("tokens top-1"), best.measures.get("content top-1"),
@@ -102,6 +102,7 @@ def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
 
 
 def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns in words what is not masked, and how much of the masks is guessed."""
     words = []
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:

@@ -12,7 +12,7 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import steps_of
-from milkglass.compare.rows import MAX_ATTACKED, MIN_HELD_OUT, SHARE, ComparisonRows
+from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, MIN_HELD_OUT, ComparisonRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
@@ -27,9 +27,9 @@ from milkglass.threat.defence import LabelledTexts
 TASK = "causal-lm"
 MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
 TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
-MOST_A_STEP = 8  # rows, as `finetune` has it
+MAX_ROWS_A_STEP = 8  # rows, as `finetune` has it
 LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1
-SIZES = 1000  # rows that are encoded at a time
+ROWS_AT_A_TIME = 1000  # rows that are encoded at a time
 
 
 @dataclass(frozen=True)
@@ -104,28 +104,31 @@ class ChatRows(ComparisonRows):
         apart = None if validation is None else _Sized.read(codec, validation, max_length)
         order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
         answered = [place for place in order if place not in rows.unanswered]
-        whole = [place for place in answered if place not in rows.long]
-        count = min(extent.rows, max(MIN_HELD_OUT, round(SHARE * len(answered))))
-        if apart is None and len(whole) < 2 * MIN_HELD_OUT:
-            fault = f"{data.name} has {len(whole)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
+        uncut = [place for place in answered if place not in rows.long]
+        count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered))))
+        if apart is None and len(uncut) < 2 * MIN_HELD_OUT:
+            fault = f"{data.name} has {len(uncut)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
         if apart is None:
-            held = set(whole[:count])
-            asked = [rows.examples[i] for i in whole[:count]]
+            held_places = set(uncut[:count])
+            held_examples = [rows.examples[i] for i in uncut[:count]]
         else:
-            held = set()
-            asked = apart.whole(seed)[: extent.rows]
-            if not asked:
+            held_places = set()
+            held_examples = apart.whole(seed)[: extent.rows]
+            if not held_examples:
                 fault = f"{files[1].name} has no row within {max_length} tokens"
                 raise CodecError(fault, "give a larger --max-length")
-        taken = [place for place in answered if place not in held]
-        chats = [rows.examples[place] for place in taken]
+        trained = [place for place in answered if place not in held_places]
+        chats = [rows.examples[place] for place in trained]
         digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
-        train, held_out = (LabelledTexts([said(one) for one in part], [0] * len(part)) for part in (chats, asked))
-        lengths = [min(max_length, rows.lengths[place]) for place in taken]
+        train, held_out = (
+            LabelledTexts([user_text(one) for one in part], [0] * len(part)) for part in (chats, held_examples)
+        )
+        lengths = [min(max_length, rows.lengths[place]) for place in trained]
         return cls(
-            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats), asked=tuple(asked),
-            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*taken}), left_out=len(rows.unanswered),
+            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats),
+            asked=tuple(held_examples),
+            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*trained}), left_out=len(rows.unanswered),
         )  # fmt: skip
 
     @property
@@ -133,15 +136,15 @@ class ChatRows(ComparisonRows):
         """Returns what is attacked: what users say in a half of the rows that are trained with."""
         return super().private[: self.extent.attacked]
 
-    def training(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def training(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of every training: those that were given, and others that fit a small machine.
 
         Args:
-            given: None: not given.
+            options: None: not given.
         """
-        requested = {name: value for name, value in given.items() if value is not None}
+        requested = {name: value for name, value in options.items() if value is not None}
         dtype = "bfloat16" if quick_in_bf16() else "float32"
-        batch = max(1, min(MOST_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
+        batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
             "dtype": dtype, "group_by_length": False,
@@ -189,14 +192,14 @@ class _Sized:
     def read(cls, codec: Codec, file: DataFile, max_length: int) -> _Sized:
         examples = examples_of(file)
         lengths, long, unanswered = [0] * len(examples), set[int](), set[int]()
-        for start in range(0, len(examples), SIZES):
-            part = examples[start : start + SIZES]
+        for start in range(0, len(examples), ROWS_AT_A_TIME):
+            part = examples[start : start + ROWS_AT_A_TIME]
             with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
-                done = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
-            for source, ids in zip(done.sources, done.ids, strict=True):
+                encoded = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
+            for source, ids in zip(encoded.sources, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
-            long |= {start + place for place in done.long}
-            unanswered |= {start + place for place in done.unanswered}
+            long |= {start + place for place in encoded.long}
+            unanswered |= {start + place for place in encoded.unanswered}
         return cls(examples, lengths, frozenset(long), frozenset(unanswered))
 
     def whole(self, seed: int) -> list[Example]:
@@ -205,7 +208,7 @@ class _Sized:
         return [self.examples[i] for i in order if i not in self.long and i not in self.unanswered]
 
 
-def said(example: Example) -> str:
+def user_text(example: Example) -> str:
     """Returns what the user says in a conversation."""
     return "\n".join(str(one["content"]) for one in example.messages if one["role"] == "user")
 

@@ -52,16 +52,17 @@ def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
             alone.save(best.model, names, partial)
         else:
             assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
-            _model(best, setting, names, partial)
+            _write_model(best, setting, names, partial)
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
-        about = {
+        mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
             "scale": None if scale is None else scale.document(),
         }  # fmt: skip
-        (partial / MARK).write_text(json.dumps(about) + "\n", "utf-8")
+        (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
 
 
-def _model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+def _write_model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+    """Writes the trained encoder and its tokenizer, with the settings that `classify --local` needs."""
     assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
     for path in best.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
@@ -98,8 +99,8 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     """
     if not (folder / MARK).is_file():
         raise ModelNotFound(f"{folder} holds no model that `compare` kept", "give the folder of `compare --keep`")
-    about = read_json(folder / MARK)
-    if about["task"] == TASK:
+    mark = read_json(folder / MARK)
+    if mark["task"] == TASK:
         raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
@@ -110,13 +111,13 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
 
     base = Checkpoint.open(folder)
     codec = public_codec(base)
-    second, most = None if pairs is None else list(pairs), int(about["max_length"])
-    encoded = codec.encode(list(texts), second, truncate=True, max_length=most)
+    second, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
+    encoded = codec.encode(list(texts), second, truncate=True, max_length=max_length)
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
-    if about["task"] == "regression":
-        scale = Scale.stored(about["scale"])
+    if mark["task"] == "regression":
+        scale = Scale.stored(mark["scale"])
         return [LocalAnswer("", {}, float(one) if scale is None else scale.read(float(one))) for one in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _named(softmax(logits.astype(np.float64), axis=1), names)

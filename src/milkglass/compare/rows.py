@@ -15,7 +15,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked, read_examples
 from milkglass.threat.defence import LabelledTexts
 
-SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
+HELD_OUT_SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
 MAX_ATTACKED = 1_000  # texts that are attacked
 
 
@@ -38,7 +38,7 @@ class ComparisonRows:
     @classmethod
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
-        skipped: Callable[[str, Summary], None] = lambda name, found: None, task: str | None = None,
+        skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
         most: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
         """Reads the rows.
@@ -55,12 +55,12 @@ class ComparisonRows:
             CodecError: there are rows without labels, or too few rows.
         """
         files = [data] if validation is None else [data, validation]
-        summary, *_ = found = [checked(one, task) for one in files]
-        for one, holds in zip(files, found, strict=True):
+        summary, *_ = summaries = [checked(one, task) for one in files]
+        for one, holds in zip(files, summaries, strict=True):
             skipped(one.name, holds)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))
-        count = max(MIN_HELD_OUT, round(SHARE * len(rows)))
+        count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(rows)))
         if validation is None and len(rows) < 2 * MIN_HELD_OUT:
             fault = f"{data.name} has {len(rows)} rows, {2 * MIN_HELD_OUT} are needed"
             raise CodecError(fault, "give more rows, or --validation too")

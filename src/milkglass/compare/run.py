@@ -29,7 +29,7 @@ from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
-from milkglass.experiments.runs import packed, require_same_run, unpacked
+from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.metrics.text import mean_loss
@@ -37,10 +37,10 @@ from milkglass.progress import Log, duration
 from milkglass.system import memory
 from milkglass.threat.budget import Budget
 
-TAKEN_OVER = 2.0  # seconds by the clock: a training that was made before is opened in less
+TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 4  # of what a run keeps
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
-LONGER = 1.5  # times as much time by the clock: attacks that were cut are then run again
+LONGER_FACTOR = 1.5  # times as much time by the clock: attacks that were cut are then run again
 
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
@@ -114,13 +114,13 @@ def _next(way: WayResult, compared: Compared, setting: ComparisonSettings) -> Wa
 
 def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
-    about = {
+    settings = {
         "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
     if isinstance(setting.rows, ChatRows):
-        about["asked"] = asdict(setting.rows.extent)
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        settings["asked"] = asdict(setting.rows.extent)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class _Run:
@@ -170,7 +170,7 @@ class _Run:
             later: the ways that follow, which are to have time, too.
         """
         seconds = self._attack_time(later)
-        if known := self._kept(way, seconds):
+        if known := self._load_kept(way, seconds):
             return known
         command = way.command.format(**self.setting.names)
         blank = WayResult(
@@ -185,25 +185,25 @@ class _Run:
                 return replace(blank, state="does not apply", reason=reason), None
             begun = time.monotonic()
             self.log(f"{way.title}: trained and asked")
-            answered = way.answered(self.setting)
+            answered = way.measure_answers(self.setting)
             if answered.cell is not None:
                 self._seen(time.monotonic() - begun, way)
             if way.local:
                 self.models[way.name] = answered
-            reading = self._reading(way, answered, seconds)
+            reading = self._attack(way, answered, seconds)
         except MilkglassError as error:
             return replace(blank, state="failed", reason=error.message), None
-        done = replace(
+        result = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
             notes=(*answered.notes, *(self._notes(answered) if way.work(self.setting) else ())),
         )  # fmt: skip
-        self._keep(way, done, answered.answers, time.monotonic() - begun, seconds)
-        return done, answered.answers
+        self._keep(way, result, answered.answers, time.monotonic() - begun, seconds)
+        return result, answered.answers
 
     def _seen(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was there before tells nothing."""
-        if (work := way.work(self.setting)) and seconds > TAKEN_OVER:
+        if (work := way.work(self.setting)) and seconds > TAKEN_OVER_SECONDS:
             self._trained.append(seconds / work)
 
     def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
@@ -218,33 +218,34 @@ class _Run:
 
     def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
-        return next(way for way in ways if way.name == name).answered(self.setting)
+        return next(way for way in ways if way.name == name).measure_answers(self.setting)
 
-    def _reading(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
+    def _attack(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
+        """Returns what attacks read of a way. None: nothing is sent."""
         if way.local or answered.cell is None:
             return None
         if way.group == "sent as it is":
             return attackers.everything_read(self.setting, answered.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            whole = attackers.everything_read(self.setting, answered.cell)
+            all_read = attackers.everything_read(self.setting, answered.cell)
             more: tuple[str, ...] = ("while the hardware holds; all of it is read if the hardware fails",)
             if isinstance(self.setting.rows, ChatRows):
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
-            return replace(whole, attack="none, while the hardware holds", tokens=nothing, content=nothing,
+            return replace(all_read, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         begun = time.monotonic()
-        most = max(self.limits.attacks, way.attacks)
+        most_work = max(self.limits.attacks, way.attacks)
         ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
-        self.log(f"{way.title}: attacked, with {duration(most)} of work at most{ends}")
-        budget = Budget.of_work(most, lambda: time.monotonic() > begun + seconds)
+        self.log(f"{way.title}: attacked, with {duration(most_work)} of work at most{ends}")
+        budget = Budget.of_work(most_work, lambda: time.monotonic() > begun + seconds)
 
         def ended(result: AttackResult) -> None:
             if result.state == "done" and "tokens top-1" in result.measures:
                 self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
 
         reading = attackers.reading_of(
-            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most:g}", ended
+            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most_work:g}", ended
         )
         self._attacked.append(time.monotonic() - begun)
         return reading
@@ -257,23 +258,23 @@ class _Run:
         files.private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
         about = {**limits, "public": len(self.public), "clock": spent}
-        document = {"about": about, "result": finite(asdict(result)), "answers": packed(answers)}
+        document = {"about": about, "result": finite(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
-    def _kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
+    def _load_kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
         """Returns a way that was finished, unless its attacks are to have more time now."""
         if not self._path(way).is_file():
             return None
         document = json.loads(self._path(way).read_text("utf-8"))
         result = read_way(document["result"])
         cut = result.reading is not None and result.reading.cut
-        about = document["about"]
-        before = math.inf if about["attack_clock"] is None else about["attack_clock"]
-        longer = about["attacks"] < self.limits.attacks or LONGER * before < seconds
-        if (cut and longer) or about["public"] != len(self.public):
+        limits_then = document["about"]
+        clock_then = math.inf if limits_then["attack_clock"] is None else limits_then["attack_clock"]
+        longer = limits_then["attacks"] < self.limits.attacks or LONGER_FACTOR * clock_then < seconds
+        if (cut and longer) or limits_then["public"] != len(self.public):
             return None
-        self.earlier += float(about["clock"])
-        return result, unpacked(document["answers"])
+        self.earlier += float(limits_then["clock"])
+        return result, unpack_answers(document["answers"])
 
 
 def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
@@ -288,11 +289,11 @@ def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
 
 
 def _above(
-    setting: ComparisonSettings, result: WayResult, before: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
     best = min if setting.rows.task == TASK else max
-    home = best((one for one in before if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
+    home = best((one for one in earlier if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
     if result.local or home is None or result.name not in answers:
         return result
     if setting.rows.task == TASK:
@@ -319,24 +320,24 @@ def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
     return resampled(gap, len(losses), np.random.default_rng(0))
 
 
-def weighted_correlation(one: NDArray[Any], other: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+def weighted_correlation(first: NDArray[Any], second: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
     """Returns Pearson's correlation for each row of (draws, u) weights."""
     total = counts.sum(-1)
-    mean, mean_other = counts @ one / total, counts @ other / total
-    cov = counts @ (one * other) / total - mean * mean_other
-    var = counts @ (one * one) / total - mean**2
-    var_other = counts @ (other * other) / total - mean_other**2
-    return np.asarray(cov / np.sqrt(np.maximum(var * var_other, 1e-24)))
+    mean, mean_second = counts @ first / total, counts @ second / total
+    cov = counts @ (first * second) / total - mean * mean_second
+    var = counts @ (first * first) / total - mean**2
+    var_second = counts @ (second * second) / total - mean_second**2
+    return np.asarray(cov / np.sqrt(np.maximum(var * var_second, 1e-24)))
 
 
 def read_way(raw: Any) -> WayResult:
     """Returns a way from its JSON."""
 
-    def interval(one: Any) -> Interval | None:
-        if one is None:
+    def interval(entry: Any) -> Interval | None:
+        if entry is None:
             return None
-        value, low, high = (math.nan if one[name] is None else one[name] for name in ("value", "low", "high"))
-        return Interval(value, low, high, one["units"])
+        value, low, high = (math.nan if entry[name] is None else entry[name] for name in ("value", "low", "high"))
+        return Interval(value, low, high, entry["units"])
 
     reading = raw["reading"]
     if reading is not None:

@@ -17,21 +17,21 @@ from milkglass.server.jobs.folder import read_events
 from milkglass.server.jobs.needs import ModelSizes, needs_of, shown
 from milkglass.threat.defence import LabelledTexts
 
-REPORTS = 32  # of a training's loss, at least: by these its end is judged
-SAMPLED = 200  # rows, of which the mean length is taken
-IN_A_QUARTER, ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
+MIN_REPORTS = 32  # of a training's loss, at least: by these its end is judged
+SAMPLE_ROWS = 200  # rows, of which the mean length is taken
+MIN_REPORTS_IN_A_QUARTER, STANDARD_ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
 
 
-def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | None) -> None:
-    """Raises MemoryShort if a training takes more memory at least than is `free`, which is None if it is not known."""
-    if free is None:
+def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
+    """Raises MemoryShort if a training takes more memory at least than is free. None: that is not known."""
+    if free_bytes is None:
         return
     task, fits, large = setting.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
         applies = way.other_rows(task) is None and way.refuses(setting) is None
         base = way.trained(setting) if applies else None
         needed = 0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory
-        if needed > free:
+        if needed > free_bytes:
             large.append((way.title, needed))
         else:
             fits.append(way.name)
@@ -41,7 +41,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free: int | N
     others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
     leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
     raise MemoryShort(
-        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free)} are free",
+        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free_bytes)} are free",
         f"{leave}close other programs, or lower --batch-size or --max-length",
     )
 
@@ -51,9 +51,9 @@ def _mean_length(setting: ComparisonSettings) -> float:
     rows = setting.rows.train
     if setting.rows.task == TASK or not len(rows.texts):
         return 0.0
-    pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLED])
+    pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLE_ROWS])
     tokenizer = load_tokenizer(setting.base.folder)
-    return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLED]), pairs)["input_ids"]]))
+    return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLE_ROWS]), pairs)["input_ids"]]))
 
 
 def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
@@ -85,12 +85,12 @@ def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
     memorises them.
 
     Returns:
-        None if nothing shows a fall, or if a quarter has fewer than IN_A_QUARTER reports.
+        None if nothing shows a fall, or if a quarter has fewer than MIN_REPORTS_IN_A_QUARTER reports.
     """
     count = len(losses) // 4
-    if count < IN_A_QUARTER:
+    if count < MIN_REPORTS_IN_A_QUARTER:
         return None
     before, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / count)
     means = float(before.mean()), float(last.mean())
-    return means if means[0] - means[1] > ERRORS * error else None
+    return means if means[0] - means[1] > STANDARD_ERRORS * error else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milkglass.compare.result import Compared, WayResult
 
-LITTLE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
+MAX_HIDDEN_SHARE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
 
 
 def verdict(result: Compared) -> tuple[str, ...]:
@@ -16,14 +16,18 @@ def verdict(result: Compared) -> tuple[str, ...]:
     if not sent:
         return (f"Only ways with nothing sent were run; the best is {home.title}, with {amount(result, home)}.",)
     better = [one for one in sent if one.above is not None and _gains(result, one)]
-    sentences = [_first(result, home, sent, better)]
+    sentences = [_first_sentence(result, home, sent, better)]
     if not better and _learnt_nothing(result, home):
         sentences.insert(
             0,
             "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
             "worth: give more rows or --epochs, or leave out --quick.",
         )
-    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group not in ("confidential hardware",)]
+    hiding = [
+        one
+        for one in better
+        if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group not in ("confidential hardware",)
+    ]
     open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
         sentences.append(
@@ -45,12 +49,15 @@ def verdict(result: Compared) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _first(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
+def _first_sentence(result: Compared, home: WayResult, sent: list[WayResult], better: list[WayResult]) -> str:
+    """Returns whether sending is worth it, and which way."""
     have = f"{home.title} has {amount(result, home)}"
     if not better:
         more = "less" if result.measure == "loss" else "more"
         return f"Keep it here: {have}, and nothing that you would send is shown to have {more}."
-    hiding = [one for one in better if one.percent_read <= LITTLE_READ and one.group != "confidential hardware"]
+    hiding = [
+        one for one in better if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group != "confidential hardware"
+    ]
     if hiding:
         best = max(hiding, key=result.worth)
         return (
@@ -112,5 +119,6 @@ def _width(sent: list[WayResult]) -> float | None:
 
 
 def _listed(result: Compared, ways: list[WayResult]) -> str:
+    """Returns the ways in words, each with the share that is read."""
     words = [f"{one.title} ({amount(result, one)}, {100 * one.percent_read:.0f} % read)" for one in ways]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

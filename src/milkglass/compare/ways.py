@@ -25,8 +25,8 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.comparison import with_training
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
-from milkglass.experiments.runs import unpacked
+from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, train_cell
+from milkglass.experiments.runs import unpack_answers
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import is_here, resolve
@@ -36,12 +36,12 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 from milkglass.threat.observations import Observation, Tokens
 
-SMALL = range(200_000_000)  # bytes of a model that a laptop trains in minutes
-LARGE = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
-WIDE = 20_000  # rows of a matrix that is a table of tokens
+SMALL_BYTES = range(200_000_000)  # bytes of a model that a laptop trains in minutes
+LARGE_BYTES = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
+MIN_TABLE_ROWS = 20_000  # rows of a matrix that is a table of tokens
 MAX_SMALL_DECODER = 600_000_000  # bytes of a model that writes answers on a laptop
-LABELS = ("classification", "regression")
-EVERY = (*LABELS, TASK)
+LABEL_TASKS = ("classification", "regression")
+ALL_TASKS = (*LABEL_TASKS, TASK)
 FEW_STEPS = 100  # of a training
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
@@ -132,7 +132,7 @@ class Way(abc.ABC):
     provider: str = "nothing"
     command: str = ""
     quick: bool = True
-    tasks: tuple[str, ...] = LABELS
+    tasks: tuple[str, ...] = LABEL_TASKS
     attacks: float = 0.0
 
     @property
@@ -140,8 +140,8 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
-        """Returns the way's answers. Raises MilkglassError."""
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
+        """Sets the way up, answers the held-out rows and measures what that costs. Raises MilkglassError."""
 
     def refuses(self, setting: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
@@ -166,7 +166,7 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
     model = base or setting.base
     digest = setting.digest if base is None else base.digest()
-    return trained(
+    return train_cell(
         model, digest, setting.problem, with_training(defence, setting.training), setting.training, setting.seed,
         setting.cells, setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
@@ -174,18 +174,18 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (u,) a cell's classes or scores."""
-    found = unpacked(cell.predictions)
-    return found.astype(np.float64) if setting.rows.task == "regression" else found.astype(np.int64)
+    predictions = unpack_answers(cell.predictions)
+    return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
 
 
 def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
     """Returns the bytes of a text on the wire: ids as JSON, states as they are."""
     total = 0
-    for one in sent:
-        if isinstance(one, Tokens):
-            total += sum(len(json.dumps(ids.tolist())) for ids in one.ids)
+    for observation in sent:
+        if isinstance(observation, Tokens):
+            total += sum(len(json.dumps(ids.tolist())) for ids in observation.ids)
         else:
-            parts = [*vars(one).values()]
+            parts = [*vars(observation).values()]
             total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray | torch.Tensor))
     return total / max(1, texts)
 
@@ -210,7 +210,7 @@ class Stopwatch:
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
             return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
@@ -221,7 +221,7 @@ class CommonestClass(Way):
 class LinearWay(Way):
     """The linear model of client/alone.py."""
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
         model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
@@ -235,7 +235,7 @@ class EncoderWay(Way):
     """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
 
     model: str
-    size: range = SMALL
+    size: range = SMALL_BYTES
 
     def base(self, setting: ComparisonSettings) -> Checkpoint:
         """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
@@ -255,7 +255,7 @@ class EncoderWay(Way):
         base = self.base(setting)
         return layer_weights(base) / layer_weights(setting.base)
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
         setup, watch = watch.seconds(), Stopwatch()
@@ -289,12 +289,12 @@ class DecoderWay(Way):
     def work(self, setting: ComparisonSettings) -> float:
         return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.tuned else 0.0
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base, rows = Stopwatch(), self.base(setting), setting.rows
         assert isinstance(rows, ChatRows)
-        own = base is setting.base
-        cell, _ = decoder_of(setting, Plain(), None if own else base, self.tuned)
-        losses = answers.predictions(cell, rows, None if own else setting.base)
+        is_settings_base = base is setting.base
+        cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.tuned)
+        losses = answers.predictions(cell, rows, None if is_settings_base else setting.base)
         return WayAnswer(
             losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
             more=answers.figures(cell),
@@ -324,9 +324,9 @@ class DefenceWay(Way):
     def work(self, setting: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence it is the cell of the model at home
 
-    def answered(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         if isinstance(setting.rows, ChatRows):
-            return self._written(setting, setting.rows)
+            return self._measure_written_answers(setting, setting.rows)
         watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
@@ -335,16 +335,16 @@ class DefenceWay(Way):
         seconds = 1000 * watch.seconds() / len(texts)
         return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
 
-    def _written(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
+    def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
         watch = Stopwatch()
         cell, sender = decoder_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
-        asked = rows.asked[:TIMED_TEXTS]
-        prompts = [sender.prompt(one) for one in asked]
-        seconds = 1000 * watch.seconds() / len(asked)
-        size = wire_bytes([Tokens(Sequences.of(prompts))], len(asked))
+        examples = rows.asked[:TIMED_TEXTS]
+        prompts = [sender.prompt(one) for one in examples]
+        seconds = 1000 * watch.seconds() / len(examples)
+        size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self.group == "states are sent":  # a row of the table for each token
-            size = sum(map(len, prompts)) / len(asked) * answers.row_bytes(setting.base)
+            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(setting.base)
         return WayAnswer(
             answers.predictions(cell, rows),
             setup,
@@ -356,6 +356,7 @@ class DefenceWay(Way):
         )
 
     def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+        """Returns what to know of the answers."""
         notes, steps = list[str](), setting.training.max_steps
         if "k" in self.entry and steps is not None and steps < FEW_STEPS:
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
@@ -395,7 +396,7 @@ def weight_bytes(base: Checkpoint) -> int:
 def layer_weights(base: Checkpoint) -> int:
     """Returns how many weights the layers have, which a training multiplies by. Tables are looked up."""
     shapes = (one.shape for one in base.tensors.values())
-    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < WIDE)
+    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < MIN_TABLE_ROWS)
 
 
 PROVIDER = "the provider, who reads it"
@@ -415,7 +416,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     EncoderWay(
         name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
-        model="demo:mpnet", size=LARGE, command="milkglass classify --local {kept} --in {rows}", quick=False,
+        model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} --in {rows}", quick=False,
     ),
     DecoderWay(
         name="untuned", title="the small model as published, on your machine", group="nothing is sent", tuned=False,
@@ -426,7 +427,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="vllm serve {kept}",
     ),
     DefenceWay(
-        name="masked", tasks=EVERY, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
+        name="masked", tasks=ALL_TASKS, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
         provider=TRAINS, entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
@@ -445,7 +446,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens",
     ),
     DefenceWay(
-        name="obfuslm", tasks=EVERY, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
+        name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
         trust="that nobody attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
@@ -477,13 +478,13 @@ WAYS: Catalogue[Way] = Catalogue(
         entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
     ),
     DefenceWay(
-        name="confidential", tasks=EVERY, title="the model as it is, in attested hardware",
+        name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
         group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
         provider="a confidential machine and GPU", command="see docs/attested.md",
     ),
     DefenceWay(
-        name="plain", tasks=EVERY, title="the model as it is, at the provider", group="sent as it is", trust=PROVIDER,
-        provider=TRAINS, command="any provider's own upload",
+        name="plain", tasks=ALL_TASKS, title="the model as it is, at the provider", group="sent as it is",
+        trust=PROVIDER, provider=TRAINS, command="any provider's own upload",
     ),
     group="milkglass.way",
     kind=Way,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from milkglass.defences.obfuscated_tables import copied, public_codec, why_unsupported
+from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.sanitized_text import ReplacedTextClient
 from milkglass.defences.token_halves import TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel
@@ -63,7 +63,7 @@ class MaskedText(Defence):
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model")
         analyzer()  # a missing library is an error before anything is written
-        copied(base, folder)
+        copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[MaskingClient, TokenServer]:

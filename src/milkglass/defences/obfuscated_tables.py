@@ -91,7 +91,7 @@ class Plain(Defence):
     ) -> tuple[TableClient, TokenServer]:
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model")
-        copied(base, folder)
+        copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
@@ -175,7 +175,7 @@ class TableDefence(Defence):
         return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).document())
 
 
-def copied(base: Checkpoint, folder: Path) -> None:
+def copy_base(base: Checkpoint, folder: Path) -> None:
     """Copies the unchanged base to a new folder, by links if the file system can: nothing writes into a checkpoint."""
 
     def link(source: str, target: str) -> None:

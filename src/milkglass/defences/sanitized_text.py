@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass import files
 from milkglass.client.codec.encoded import Encoded
-from milkglass.defences.obfuscated_tables import copied, public_codec, why_unsupported
+from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -98,13 +98,13 @@ class SanitizedTokensClient(SanitizingClient):
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the replaced ids. A pair's draws depend on both texts."""
-        whole = super().encoded(texts, pairs)
+        encoded_words = super().encoded(texts, pairs)
         labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
         ids = [
             self.mechanism.replaced(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
-            for one, text in zip(whole.ids, labels, strict=True)
+            for one, text in zip(encoded_words.ids, labels, strict=True)
         ]
-        return replace(whole, ids=ids)
+        return replace(encoded_words, ids=ids)
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,12 @@ class SanitizerDefence(Defence):
         if self.method.needs_counts:
             if corpus is None:
                 raise UsageError(f"{self.method.name} must know how often words occur", "give a corpus")
-            counts = self._counted(base, table, [*corpus.texts, *(corpus.pairs or ())])
-        copied(base, folder)
+            counts = self._count(base, table, [*corpus.texts, *(corpus.pairs or ())])
+        copy_base(base, folder)
         return self._client(base, table, counts, secret), TokenServer(folder)
 
-    def _counted(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
+    def _count(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
+        """Returns (n,) how often each entry of the table occurs in the texts."""
         if self.by == "words":
             return WordReader(table).counts(texts)
         ids = public_codec(base).encode(texts, truncate=True).ids
@@ -171,6 +172,7 @@ class SanitizerDefence(Defence):
     def _client(
         self, base: Checkpoint, table: WordVectors, counts: NDArray[np.int64] | None, secret: bytes
     ) -> SanitizingClient:
+        """Returns the client that sanitizes tokens or words."""
         codec = public_codec(base, secret)
         if self.by == "tokens":
             mechanism = self.method.sanitizer(table, counts)

@@ -92,7 +92,7 @@ class TokenServer(Server):
         return (Weights(Model.open(self.folder)),)
 
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        model = _classifier(self.folder)
+        model = _load_classifier(self.folder)
         parts = [(one.ids, repeat(None) if one.types is None else one.types) for one in sent if isinstance(one, Tokens)]
         texts = [row for ids, types in parts for row in zip(ids, types, strict=False)]
         result = np.empty((len(texts), int(model.config.num_labels)), np.float32)
@@ -120,7 +120,8 @@ def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float3
         return device.array(model(**{name: device.tensor(one) for name, one in inputs.items()}).logits.float())
 
 
-def _classifier(folder: Path) -> Any:
+def _load_classifier(folder: Path) -> Any:
+    """Loads a trained classifier. Raises UsageError, UnsupportedModel."""
     from transformers import AutoModelForSequenceClassification
 
     names = Checkpoint.open(folder).tensors

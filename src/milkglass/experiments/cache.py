@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.experiments.runs import TAKEN, now, taken
+from milkglass.experiments.runs import TAKEN, commits_taken, now
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ArtifactCache:
         self._remember(by)
 
     def _remember(self, commits: Iterable[str]) -> None:
-        files.write(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
+        files.write(self.out / TAKEN, json.dumps(sorted({*commits_taken(self.out), *commits})) + "\n")
 
 
 def made_by(path: Path) -> list[str]:
@@ -68,8 +68,8 @@ class PartialResults:
         return result
 
     def get(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        done = self.done
-        if name not in done:
-            done[name] = work()
-            files.write(self.path, json.dumps(done, indent=1) + "\n")
-        return done[name]
+        results = self.done
+        if name not in results:
+            results[name] = work()
+            files.write(self.path, json.dumps(results, indent=1) + "\n")
+        return results[name]

@@ -59,13 +59,15 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     result = parse_ref(ref)
     if result is None:
         return files(data, ref)[0]
-    about, split = result
-    if about.task not in ("classification", "chat", "text"):
-        raise UsageError(f"{about.name} is data for {about.task}, which is not trained here", "take another data set")
-    out = folder / f"{about.name}-{split}.jsonl"
+    data_set, split = result
+    if data_set.task not in ("classification", "chat", "text"):
+        raise UsageError(
+            f"{data_set.name} is data for {data_set.task}, which is not trained here", "take another data set"
+        )
+    out = folder / f"{data_set.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write(sets.load(about.name, data, split, progress), out)
+        write(sets.load(data_set.name, data, split, progress), out)
     return out
 
 

@@ -129,6 +129,7 @@ def attacks_of(entries: Entries) -> dict[str, Attack]:
 
 
 def _attack(name: str, parameters: Mapping[str, Any]) -> Attack:
+    """Returns an attack of a recipe. Raises UsageError."""
     base = str(parameters.get("attack", name))
     attack = ALL_ATTACKS.make(base, {key: value for key, value in parameters.items() if key != "attack"})
     if name in ALL_ATTACKS and (name != base or attack != ALL_ATTACKS[base]):

@@ -42,19 +42,20 @@ class RecipeNeeds:
 
     def check(self, name: str, progress: Log) -> None:
         """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
-        held = system.memory(available=True)
-        if self.memory is not None and held is not None and held < self.memory * GB:
+        free_memory = system.memory(available=True)
+        if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
             raise UsageError(
-                f"{name} needs at least {self.memory:g} GB of memory, and {held / GB:.1f} GB are free here",
+                f"{name} needs at least {self.memory:g} GB of memory, and {free_memory / GB:.1f} GB are free here",
                 "close other programs, run it with --quick, or take a larger machine",
             )
-        free = device.memory(free=True)
-        if self.device is not None and free is not None and free < self.device * GB:
+        free_gpu_memory = device.memory(free=True)
+        if self.device is not None and free_gpu_memory is not None and free_gpu_memory < self.device * GB:
             raise UsageError(
-                f"{name} needs at least {self.device:g} GB of the GPU's memory, and {free / GB:.1f} GB are free there",
+                f"{name} needs at least {self.device:g} GB of the GPU's memory, and "
+                f"{free_gpu_memory / GB:.1f} GB are free there",
                 f"end what else runs on it, run it with --quick, or set {device.DEVICE} to cpu",
             )
-        if words := self._words(free is not None):
+        if words := self._words(free_gpu_memory is not None):
             progress(f"{name} takes {words}")
 
     def _words(self, on_gpu: bool) -> str:
@@ -68,7 +69,7 @@ class RecipeNeeds:
 
 
 @contextmanager
-def noted(out: Path) -> Iterator[None]:
+def note_usage(out: Path) -> Iterator[None]:
     """Notes in the run folder, when the run ends in any way, what it used."""
     begun = time.monotonic()
     try:
@@ -77,10 +78,11 @@ def noted(out: Path) -> Iterator[None]:
         if (out / "run.json").is_file():  # else nothing was begun
             path = out / USED
             known = json.loads(path.read_text("utf-8")) if path.is_file() else []
-            files.write(path, json.dumps([*known, _used(begun)], indent=1) + "\n")
+            files.write(path, json.dumps([*known, _usage(begun)], indent=1) + "\n")
 
 
-def _used(begun: float) -> dict[str, float]:
+def _usage(begun: float) -> dict[str, float]:
+    """Returns the minutes since `begun`, and the gigabytes that this process and its children took."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
     if device.on_gpu():

@@ -139,14 +139,15 @@ class Recipe(abc.ABC):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
         return [self._figure(one, one.name) for one in measured]
 
-    def _figure(self, one: ResultRecord, name: str) -> ResultRecord:
-        if math.isnan(one.value):
-            return replace(one, half_width=None, undefined=one.undefined or UNDEFINED_SHARE)
-        if one.half_width is not None and math.isnan(one.half_width):
-            one = replace(one, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
+    def _figure(self, record: ResultRecord, name: str) -> ResultRecord:
+        """Returns a record as the result states it, with the published figure and the reason for a difference."""
+        if math.isnan(record.value):
+            return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE)
+        if record.half_width is not None and math.isnan(record.half_width):
+            record = replace(record, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
         published = self.published.get(name)
         why = "" if published is None else reason_for(name, self.why) or ""
-        return replace(one.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
+        return replace(record.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
 def _plain(value: Any) -> Any:
@@ -197,7 +198,7 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
         raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
     base = {key: value for key, value in raw.items() if key not in ("asked", "needs")}
     first = {key: value for key, value in changes.items() if key != "only"}
-    whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
+    whole = _overlay(_overlay(base, first), table_of(changes, "only"))
     said = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what was run, and no more
     return {**whole, "name": path.stem + QUICK, "quick": said}
 
@@ -210,16 +211,19 @@ def _require_seeds(raw: Mapping[str, Any]) -> None:
             raise UsageError(f"a seed is {info}, a whole number from 0 is needed", "see the recipe")
 
 
-def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _overlay(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's file with `changes` over it; a list for a table chooses some of its entries."""
     result = dict(raw)
     for key, value in changes.items():
-        there = raw.get(key)
-        if isinstance(there, dict) and isinstance(value, dict):
-            result[key] = _overlaid(there, value)
-        elif isinstance(there, dict) and isinstance(value, list):
-            if missing := [name for name in value if not isinstance(name, str) or name not in there]:
-                raise UsageError(f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(there)}")
-            result[key] = {name: there[name] for name in value}
+        current = raw.get(key)
+        if isinstance(current, dict) and isinstance(value, dict):
+            result[key] = _overlay(current, value)
+        elif isinstance(current, dict) and isinstance(value, list):
+            if missing := [name for name in value if not isinstance(name, str) or name not in current]:
+                raise UsageError(
+                    f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(current)}"
+                )
+            result[key] = {name: current[name] for name in value}
         else:
             result[key] = value
     return result
@@ -296,9 +300,9 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
     """Returns where the fault is, and the value there. Skips the alternatives of unions, which paths name too."""
-    words = [name]
+    keys = [name]
     for step in path:
         if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
             value = value[step]
-            words.append(str(step))
-    return ".".join(words), value
+            keys.append(str(step))
+    return ".".join(keys), value

@@ -27,13 +27,16 @@ class ResultRecord:
     """One figure.
 
     Attributes:
+        measure: the name of what is measured.
         value: nan if it is undefined.
         attack, attacker: who read it and how.
+        data: the data set, if a result has several.
         variant: the defence, the scheme or the model.
         when: the state of the variant's model, such as "before" or "after" training.
         note: what else distinguishes it.
         half_width: of the 95 % interval. None: there is no interval.
         more: further numbers about the value, such as the "least" and the "most" over keys or seeds.
+        published: the paper's figure.
         asked: the demand on it.
         why: why it differs from the paper's.
         undefined: why there is no value, or no interval.
@@ -94,11 +97,11 @@ def read(result: Mapping[str, Any]) -> list[ResultRecord]:
             f"{result.get('recipe', 'this file')} has no list of records: an earlier version of Milkglass wrote it",
             "run `milkglass reproduce` again with the same --out: what is measured is kept, and written anew",
         )
-    known = {one.name for one in fields(ResultRecord)}
+    field_names = {one.name for one in fields(ResultRecord)}
     return [
         ResultRecord(
-            **{name: one[name] for name in one if name in known} | {"value": _number(one["value"])},
-            more={name: value for name, value in one.items() if name not in known},
+            **{name: one[name] for name in one if name in field_names} | {"value": _number(one["value"])},
+            more={name: value for name, value in one.items() if name not in field_names},
         )
         for one in figures
     ]

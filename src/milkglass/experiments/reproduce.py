@@ -16,7 +16,7 @@ from milkglass.experiments.kinds.overhead import OverheadRecipe
 from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
-from milkglass.experiments.needs import RecipeNeeds, noted
+from milkglass.experiments.needs import RecipeNeeds, note_usage
 from milkglass.experiments.recipe import Recipe, from_entries, settings
 from milkglass.experiments.report import table
 from milkglass.experiments.runs import RunFolder
@@ -63,7 +63,7 @@ def reproduce(
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
     recipe = kind.read(path, quick)
     from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
-    with noted(out):
+    with note_usage(out):
         result = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
     table.write(result)
     return result

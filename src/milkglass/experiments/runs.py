@@ -51,7 +51,7 @@ class RunFolder:
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
         commits: filled by the run: the commits that made what it used of other runs.
-        predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`packed`).
+        predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
     """
 
     data: Path
@@ -67,8 +67,8 @@ class RunFolder:
         return max(1, cores() // self.at_once)
 
     def made(self) -> dict[str, Any]:
-        """Returns the code that made this run, see the function `made`."""
-        return made(self.out, [*taken(self.out), *self.commits])
+        """Returns the code that made this run, see `provenance`."""
+        return provenance(self.out, [*commits_taken(self.out), *self.commits])
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with stoppable(), (job / "worker.log").open("ab") as log, started(job, log) as worker:
+        with stoppable(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
             follow(worker, job / "events.jsonl", progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
@@ -167,7 +167,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     return result
 
 
-def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """Starts the server's worker for this job.
 
     It saves a checkpoint and ends when this process ends, however that happens.
@@ -181,28 +181,28 @@ def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
-LOOK, APART = 1.0, 8.0  # seconds between looks at the file, and between lines
-GRACE = 60.0  # seconds in which a worker writes its checkpoint
+LOOK_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the file, and between lines
+GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadline: float = math.inf) -> None:
     """Reports progress until the worker ends. Earlier events in the file are not reported again."""
     start = events.stat().st_size if events.is_file() else 0
-    due, info = time.monotonic(), ""
+    due, last_line = time.monotonic(), ""
     while True:
         try:
-            worker.wait(LOOK)
+            worker.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
                 worker.terminate()
-                worker.wait(GRACE)
+                worker.wait(GRACE_SECONDS)
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
-        words = newest(events, start)
-        if words and words != info:
-            progress(words)
-            info, due = words, time.monotonic() + APART
+        line = newest(events, start)
+        if line and line != last_line:
+            progress(line)
+            last_line, due = line, time.monotonic() + SECONDS_BETWEEN_LINES
         if worker.returncode is not None:
             return
 
@@ -223,7 +223,7 @@ def newest(events: Path, start: int = 0) -> str:
     return ""
 
 
-def taken(out: Path) -> list[str]:
+def commits_taken(out: Path) -> list[str]:
     """Returns the commits that made what a run used of a cache."""
     path = out / TAKEN
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
@@ -236,7 +236,7 @@ def begun(out: Path) -> None:
         files.write(record, json.dumps(now()) + "\n")
 
 
-def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
+def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the code that made a result, and when.
 
     Args:
@@ -254,7 +254,7 @@ def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def commits(made: Mapping[str, Any]) -> list[str]:
-    """Returns all commits in a record of `made`: the last code, the code that began it, and that of used parts."""
+    """Returns all commits in a record of `provenance`: of the last code, the code that began it, and used parts."""
     return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
 
 
@@ -264,24 +264,25 @@ def now() -> dict[str, str]:
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def _git(*words: str) -> str:
+def _git(*arguments: str) -> str:
     package = Path(__file__).parents[1]
     try:
-        done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=False)
     except OSError:  # there is no git
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
-def packed(answers: NDArray[Any]) -> str:
+def pack_answers(answers: NDArray[Any]) -> str:
     """Packs (u,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
     whole = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     kind = "<f4" if answers.dtype.kind == "f" else whole
     return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
 
 
-def unpacked(text: str) -> NDArray[Any]:
+def unpack_answers(text: str) -> NDArray[Any]:
+    """Returns the numbers that `pack_answers` packed."""
     kind, _, body = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)

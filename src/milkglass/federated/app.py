@@ -27,15 +27,15 @@ from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
 from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
-from milkglass.federated.site_config import Node, Task, said
+from milkglass.federated.site_config import Node, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
-REFUSED = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
-WAIT = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
+REFUSED_CODE = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
+WAIT_SECONDS = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
 
 
 def _flower() -> None:
@@ -59,25 +59,26 @@ def client_app() -> Any:
 
     @app.train()
     def answer(message: Any, context: Any) -> Any:
+        """Trains one round and replies with the update."""
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
         step = _step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
         trained = node.site.train(step, task.round, weights, task.training)
-        about = {
+        description = {
             "site": trained.update.site, "texts": trained.update.texts, "steps": trained.update.steps,
             "rows": trained.rows,
         }  # fmt: skip
-        content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(about)}
+        content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(description)}
         return Reply(RecordDict(content), reply_to=message)
 
     return app
 
 
 def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A Flower mod that lets an update leave only if the site's checks hold.
+    """Lets an update leave only if the site's checks hold, as a Flower mod.
 
     The server must train the site's own model, and what the site trained on must have passed through GHOST for it.
-    Anything else is answered by `said`, since Flower would send an exception's own words.
+    Anything else is answered by `answer_to_fault`, since Flower would send an exception's own words.
     """
     from flwr.app import Error, Message
 
@@ -91,7 +92,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
         checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
-        return Message(Error(REFUSED, said(error)), reply_to=message)
+        return Message(Error(REFUSED_CODE, answer_to_fault(error)), reply_to=message)
     return reply
 
 
@@ -118,11 +119,11 @@ def server_app() -> Any:
 
 def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
     """Does all rounds over the nodes of a Flower grid. Raises UsageError, and what `train` raises."""
-    known = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
+    known_names = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
     if lacking := sorted({"model", "out", "classes", "sites"} - {*config}):
         raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
-    if odd := sorted({*config} - known):
-        raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
+    if odd := sorted({*config} - known_names):
+        raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
     folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
     kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
     training = FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
@@ -133,7 +134,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
         )
     step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
     digest = Checkpoint.open(folder).digest()
-    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT)
+    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
     job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     about = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), about)
@@ -172,11 +173,11 @@ class Nodes(Sites):
         for number in range(self.count - len(nodes)):
             missing[f"{number + 1} of {self.count} that were waited for"] = "it never came"
         updates = []
-        for one in replies:
-            if one.has_error():
-                missing[f"of node {one.metadata.src_node_id}"] = _reason(one)
+        for reply in replies:
+            if reply.has_error():
+                missing[f"of node {reply.metadata.src_node_id}"] = _reason(reply)
             else:
-                updates.append(_update(one))
+                updates.append(_update(reply))
         return Replies(updates, missing)
 
     def _nodes(self) -> list[int]:
@@ -191,7 +192,7 @@ class Nodes(Sites):
 def _reason(reply: Any) -> str:
     """Returns a site's own words on one line. Raises NotObfuscated."""
     info = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
-    if reply.error.code == REFUSED and info.startswith("NotObfuscated: "):
+    if reply.error.code == REFUSED_CODE and info.startswith("NotObfuscated: "):
         raise NotObfuscated(info.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
     return info
 

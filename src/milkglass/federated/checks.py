@@ -77,7 +77,7 @@ def before(site: Site, demand: GhostDemand) -> str:
         raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
     if weak := weaker(stamp.search, stamp.selection, demand):
         raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
-    ids, possible = rows.ids.ids, _given(demand.folder, demand.digest, searching(stamp.search))
+    ids, possible = rows.ids.ids, _given_by_ghost(demand.folder, demand.digest, searching(stamp.search))
     if not (ids.min() >= 0 and ids.max() < len(possible) and possible[ids].all()):
         raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
     return stamp.rows
@@ -111,7 +111,7 @@ def searching(entries: Mapping[str, Any]) -> Search:
 
 
 @lru_cache(maxsize=4)
-def _given(folder: Path, digest: str, search: Search) -> Mask:
+def _given_by_ghost(folder: Path, digest: str, search: Search) -> Mask:
     """Returns (v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves.
 
     The search is the one that `prepare` stored, or is made again on another machine. `digest` is only a cache key, so

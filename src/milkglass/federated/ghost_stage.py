@@ -23,7 +23,7 @@ from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
 BEGUN = "begun.json"  # beside the sites of a run
-TOGETHER = 4  # texts of a part: what an interruption loses at most
+TEXTS_A_PART = 4  # texts of a part: what an interruption loses at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,13 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
         return
     try:
         was = read_json(path)
-        seeded, there = was["seed"], [str(one) for one in was["sites"]]
+        seeded, sites_before = was["seed"], [str(one) for one in was["sites"]]
     except (CorruptCheckpoint, KeyError, TypeError):
         raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
     if seeded != seed:
         info = "without --seed" if seeded is None else f"with --seed {seeded}"
         raise UsageError(f"the run was begun {info}", "give the same, or a new folder")
-    if new := sorted({*names} - {*there}):
+    if new := sorted({*names} - {*sites_before}):
         raise UsageError(
             f"the run was begun without {', '.join(new)}",
             "take that file away, or give a new folder for a run with that site",
@@ -88,21 +88,22 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     """
     ghost.encode(texts)
     files.private_dir(site.parent)
-    parts = FinishedParts(parts_folder(site), ghost.job_digest([TOGETHER, list(texts)], seed))
-    drawn = parts.begin(seed)
+    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_A_PART, list(texts)], seed))
+    drawn = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
-    for number, at in enumerate(range(0, len(texts), TOGETHER)):
-        part = texts[at : at + TOGETHER]
-        parts.make(number, ghost, drawn, partial(_made, texts=part))
-        result, counted = _read(parts, number, len(part))
+    for number, at in enumerate(range(0, len(texts), TEXTS_A_PART)):
+        texts_of_part = texts[at : at + TEXTS_A_PART]
+        finished_parts.make(number, ghost, drawn, partial(_make_part, texts=texts_of_part))
+        result, counted = _read(finished_parts, number, len(texts_of_part))
         ids += result
         tally.add(counted)
-        progress(len(part))
-    parts.finish()
-    return GhostRows(ids, tally, parts)
+        progress(len(texts_of_part))
+    finished_parts.finish()
+    return GhostRows(ids, tally, finished_parts)
 
 
-def _made(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
+def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
+    """Returns a part's shadows and their tally, as they are stored."""
     tally, ids = GhostTally(rows=len(texts)), list[list[int]]()
     for text, one in zip(texts, ghost.sanitize(texts), strict=True):
         tally.count(text, one, ghost)
@@ -110,10 +111,10 @@ def _made(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
     return {"ids": ids, "tally": asdict(tally)}
 
 
-def _read(parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], GhostTally]:
-    match parts.get(number):
+def _read(finished_parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], GhostTally]:
+    match finished_parts.get(number):
         case {"ids": list(ids), "tally": dict(tally)} if (
             len(ids) == texts and tally.keys() == asdict(GhostTally()).keys()
         ):
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
-    raise parts.damaged(number)
+    raise finished_parts.damaged(number)

@@ -13,7 +13,7 @@ import numpy as np
 from milkglass import files
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS_FILE, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, load, of_texts, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
@@ -85,10 +85,10 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
     """Returns a site's rows, all of whose labels were agreed. Raises CodecError, naming the line."""
     result = list(read_examples(source))
-    for one in result:
-        if one.label not in labels:
+    for sanitized in result:
+        if sanitized.label not in labels:
             raise CodecError(
-                f"{one.place(source)} has another label than was agreed",
+                f"{sanitized.place(source)} has another label than was agreed",
                 "mend that row, or name all sites' classes",
             )
     return result
@@ -113,17 +113,17 @@ def prepare(
     if ghost is None:
         require_no_parts(folder)
     with naming(lambda place: str(examples[place].place(source))):
-        done = None if ghost is None else passed(ghost, texts, folder, seed, progress)
-        ids = [*originals(model, texts, progress)] if done is None else done.ids
+        shadowed = None if ghost is None else passed(ghost, texts, folder, seed, progress)
+        ids = [*originals(model, texts, progress)] if shadowed is None else shadowed.ids
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
+    report = None if ghost is None or shadowed is None else document(ghost, shadowed.tally, seed is not None)
     from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
-        save(partial, rows, stamp, secrets.token_bytes(BYTES) if seed is None else from_seed, report, texts)
-    if done is not None:
-        done.parts.remove()
+        save(partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else from_seed, report, texts)
+    if shadowed is not None:
+        shadowed.parts.remove()
     return rows
 
 
@@ -173,12 +173,12 @@ def originals(model: Path, texts: Sequence[str], progress: Progress = no_progres
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
     result = tokenizer(list(texts), truncation=False, split_special_tokens=True)
-    for place, one in enumerate(result["input_ids"]):
-        if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):
+    for place, ids in enumerate(result["input_ids"]):
+        if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):
             raise EmptyText.of(place, "has no token", "leave empty texts out")
-        if len(one) > limit:
-            raise TooLong.of(place, f"is {len(one)} tokens long, at most {limit} fit", "split it into shorter texts")
-        yield np.array(one, np.int64)
+        if len(ids) > limit:
+            raise TooLong.of(place, f"is {len(ids)} tokens long, at most {limit} fit", "split it into shorter texts")
+        yield np.array(ids, np.int64)
         progress(1)
 
 

@@ -60,15 +60,15 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
         shown = "".join(c for c in unknown[0] if c.isprintable())[:60]
         return f"a tensor of a name that is not trained ({shown})"
     for name in sorted(like):
-        one = tensors.get(name)
-        if one is None:
+        tensor = tensors.get(name)
+        if tensor is None:
             return f"no {name}"
-        if one.shape != like[name].shape:
-            return f"{name} of shape {tuple(one.shape)}, not {tuple(like[name].shape)}"
-        if one.dtype != like[name].dtype:
-            return f"{name} as {one.dtype}, not {like[name].dtype}"
-        if bad := int((~torch.isfinite(one)).sum()):
-            return f"{name} with {bad:,} of {one.numel():,} numbers not finite"
+        if tensor.shape != like[name].shape:
+            return f"{name} of shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
+        if tensor.dtype != like[name].dtype:
+            return f"{name} as {tensor.dtype}, not {like[name].dtype}"
+        if bad := int((~torch.isfinite(tensor)).sum()):
+            return f"{name} with {bad:,} of {tensor.numel():,} numbers not finite"
     return None
 
 
@@ -91,7 +91,7 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
     return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
 
 
-def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
+def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
     """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
     result = {name: one - lr * change[name] for name, one in weights.items()}
     for name, one in result.items():

@@ -36,7 +36,7 @@ from milkglass.sequences import Ids, Sequences
 ROWS_FILE, STAMP_FILE, REPORT_FILE, SECRET_FILE = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
 TEXTS = "texts.mark"
 STAMP_VERSION = 2  # of the stamp: 1 had no parameters and no seal
-BYTES = 32  # of a secret
+SECRET_BYTES = 32  # of a secret
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +51,14 @@ class SiteRows:
 
     def digest(self) -> str:
         """Returns the SHA-256 over all ids, lengths and labels, in hex."""
-        whole = hashlib.sha256(b"milkglass federated rows\0")
+        digest = hashlib.sha256(b"milkglass federated rows\0")
         for one in (self.ids.ids, self.ids.lengths, self.labels):
-            whole.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
-        return whole.hexdigest()
+            digest.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def mark(self, secret: bytes) -> str:
         """Returns a digest that reveals nothing without the site's secret, not even whether a guess is right."""
-        return _keyed(secret, "rows", self.digest())
+        return _keyed_digest(secret, "rows", self.digest())
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Stamp:
 
     def sealed(self, secret: bytes) -> Stamp:
         info = asdict(self) | {"seal": ""}
-        return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
+        return Stamp(**info | {"seal": _keyed_digest(secret, "stamp", json.dumps(info, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
         """Returns whether the seal is of this secret, and of all that the stamp says."""
@@ -106,7 +106,7 @@ def save(
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
     """Returns a mark that reveals nothing without the secret. Anyone with the secret can try texts."""
-    return _keyed(secret, "texts", json.dumps(list(texts)))
+    return _keyed_digest(secret, "texts", json.dumps(list(texts)))
 
 
 def of_texts(folder: Path, texts: Sequence[str]) -> bool:
@@ -152,10 +152,11 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 def secret_of(folder: Path) -> bytes:
     """Returns the site's secret. Raises CorruptCheckpoint."""
     result = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
-    if len(result) != BYTES:
-        raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {BYTES} bytes", "prepare the site again")
+    if len(result) != SECRET_BYTES:
+        raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {SECRET_BYTES} bytes", "prepare the site again")
     return result
 
 
-def _keyed(secret: bytes, label: str, text: str) -> str:
+def _keyed_digest(secret: bytes, label: str, text: str) -> str:
+    """Returns the HMAC-SHA256 of a text under a site's secret."""
     return hmac.new(secret, f"milkglass federated {label}\0{text}".encode(), hashlib.sha256).hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 from milkglass.catalogue import signature
 from milkglass.errors import PoisonedUpdate
 from milkglass.federated import checks
-from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
+from milkglass.federated.rounds import Tensors, Update, check, length, mean, step_weights
 from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound, record
@@ -36,7 +36,7 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss over the texts of all updates; None if a site does not report its loss."""
+        """Returns the mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(one.site not in self.losses for one in self.updates):
             return None
         return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
@@ -93,11 +93,13 @@ def train(
             check(one, weights)
             _require_counts(one, training)
         change = mean(replies.updates, weights, training.minimum)
-        after = stepped(weights, change, training.lr)
+        stepped_weights = step_weights(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run = run.finished(after, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss))
-        weights = after
+        run = run.finish_round(
+            stepped_weights, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)
+        )
+        weights = stepped_weights
         progress(1)
     load_weights(step, weights)
     return run
@@ -105,11 +107,11 @@ def train(
 
 def _require_counts(update: Update, training: FederatedTraining) -> None:
     """Requires that the texts and steps that a site claims are possible. Raises PoisonedUpdate."""
-    texts, most = update.texts, training.bound
-    if most is not None and texts > most:
+    texts, bound = update.texts, training.bound
+    if bound is not None and texts > bound:
         name = "batch_size" if training.method == "fedsgd" else "most_texts"
         raise PoisonedUpdate(
-            f"site {update.site} says that it saw {texts:,} texts, at most {most:,} are believed ({name})",
+            f"site {update.site} says that it saw {texts:,} texts, at most {bound:,} are believed ({name})",
             "ask that site; if it has as many, raise the number and run it again",
         )
     if update.steps != (steps := training.steps(texts)):

@@ -30,6 +30,8 @@ class FederatedTraining:
     """How a run trains.
 
     Attributes:
+        method: fedsgd (a gradient a round) or fedavg (an epoch a round).
+        lr: the learning rate.
         minimum: the fewest sites with which a round is done.
         most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.
@@ -60,7 +62,7 @@ class FederatedTraining:
 
     @property
     def bound(self) -> int | None:
-        """The largest number of texts that a site may say it saw in a round; None: any."""
+        """Returns the most texts that a site may say it saw in a round; None: any number."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:
@@ -105,19 +107,19 @@ class Site:
         order = order_of(secret, round, len(rows))
         if training.method == "fedsgd":
             order = order[: training.batch_size]
-        parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
-        loss = _loss(step, rows, parts[0])
+        batches = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
+        loss = _loss(step, rows, batches[0])
         stream = noise_of(
-            secret, round, weights, [len(one) for one in parts], training.lr, name_and_parameters(self.shield)
+            secret, round, weights, [len(one) for one in batches], training.lr, name_and_parameters(self.shield)
         )
         total: dict[str, torch.Tensor] = {}
-        for number, part in enumerate(parts):
+        for number, batch_rows in enumerate(batches):
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-            gradient = share(step, *_batch(rows, part), self.shield, round, stream)
-            tensors = _whole({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
+            gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
+            tensors = _all_parameters({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
-        return LocalResult(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
+        return LocalResult(Update(self.name, total, len(order), len(batches)), rows.digest(), loss)
 
 
 def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -153,7 +155,7 @@ def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
     return {name: every[name] for name in step.names}
 
 
-def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
+def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
     """Returns a tensor for each parameter: zeros for those that a defence froze."""
     return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
 

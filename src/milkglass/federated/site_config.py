@@ -27,8 +27,8 @@ from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 
 FAILED = "the site could not do this round; its own log says why"
-MOST_CLASSES = 10_000  # a server could have a site make a head of any size
-_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MOST_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
+MAX_CLASSES = 10_000  # a server could have a site make a head of any size
+_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MAX_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
 _LOG = logging.getLogger("milkglass.federated")
 
 
@@ -52,14 +52,14 @@ class Node:
         Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """
         demands = asdict(Search()) | {"selection": Selection().way}
-        known = {"rows", "model", "shield", *demands}
+        known_names = {"rows", "model", "shield", *demands}
         for name in ("rows", "model"):
             if name not in config:
                 hint = 'flower-supernode --node-config \'rows="FOLDER" model="FOLDER"\''
                 raise UsageError(f"the node's configuration names no {name}", hint)
-        if odd := sorted({*config} - known):
-            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
-        values = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
+        if odd := sorted({*config} - known_names):
+            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
+        values = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
         way = values.pop("selection", Selection().way)
         if way not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(SelectionMethod))}")
@@ -86,10 +86,10 @@ class Task:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
         """Returns the task of a message. Raises RefusedTask, which names what is wrong and no value."""
-        for name, most in _WHOLE.items():
+        for name, limit in _WHOLE.items():
             value = config.get(name)
-            if type(value) is not int or not 0 <= value < most:
-                fault = f"the server's {name} is not a whole number from 0 to {most - 1:,}"
+            if type(value) is not int or not 0 <= value < limit:
+                fault = f"the server's {name} is not a whole number from 0 to {limit - 1:,}"
                 raise RefusedTask(fault, "see docs/flower.md")
         if config["classes"] < 2:
             raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")
@@ -106,7 +106,7 @@ class Task:
             raise RefusedTask("the server trains another model than this site's own", "give both the same model")
 
 
-def said(error: Exception) -> str:
+def answer_to_fault(error: Exception) -> str:
     """Returns what the site answers to a fault.
 
     A FederatedError names the site and what it refuses. Anything else may name what lies on the site's machine, so it
@@ -119,7 +119,7 @@ def said(error: Exception) -> str:
     return FAILED
 
 
-def _alike(name: str, value: Any, default: Any) -> Any:
+def _require_type(name: str, value: Any, default: Any) -> Any:
     """Returns a configuration's value if it is of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
     if type(value) is not type(default) and not (type(default) is float and type(value) is int):
         kind = type(default).__name__

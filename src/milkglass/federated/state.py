@@ -103,7 +103,7 @@ class FederatedRun:
         for partial in self.folder.glob(".*.tmp"):
             partial.unlink()
 
-    def finished(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
+    def finish_round(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
         """Writes and returns the run with one more round."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)
@@ -159,12 +159,13 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ..
     match raw:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = raw.get("settings", {})
-            return job, settings if isinstance(settings, dict) else {}, tuple(_done(one) for one in rounds)
+            return job, settings if isinstance(settings, dict) else {}, tuple(_finished_round(one) for one in rounds)
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
-def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
-    match one:
+def _finished_round(raw: Mapping[str, Any] | Any) -> FinishedRound:
+    """Parses a finished round. Raises CorruptCheckpoint."""
+    match raw:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)
     raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")

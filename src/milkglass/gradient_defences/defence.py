@@ -88,11 +88,11 @@ def share(
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):
-        taken = defence.take(defence.before(step), ids, mask, targets)
-    for name, one in taken.items():
+        grads = defence.take(defence.before(step), ids, mask, targets)
+    for name, one in grads.items():
         if not torch.isfinite(one).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(defence.after(taken, len(ids), bound(drawing, taken)), len(ids), round)
+    return Gradients(defence.after(grads, len(ids), bound(drawing, grads)), len(ids), round)
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:

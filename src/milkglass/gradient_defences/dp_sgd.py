@@ -41,8 +41,8 @@ from milkglass.parameters import Limit, limited
 from milkglass.threat.training_step import SharedStep
 
 DELTA = 1e-5  # of the guarantee that is stated
-EXCHANGED = 2  # clips: how far apart two sums are that differ in one text, exchanged for another
-INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
+CLIPS_EXCHANGED = 2  # clips: how far apart two sums are that differ in one text, exchanged for another
+LOSS_INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DPSGD(GradientDefence):
 
     @property
     def guarantee(self) -> str | None:
-        result = epsilon(self.noise / EXCHANGED, DELTA, 1)
+        result = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, 1)
         return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{worth(result)}"
 
     def spent(self, rounds: int) -> str | None:
@@ -79,7 +79,7 @@ class DPSGD(GradientDefence):
         A text is in at most one batch of a round, in FedSGD and in FedAvg. Which texts are in a batch is not assumed to
         be secret, so no amplification by sampling is claimed.
         """
-        result = epsilon(self.noise / EXCHANGED, DELTA, rounds)
+        result = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, rounds)
         info = f"({upward(result)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return f"{info} after {counted}, one text or label exchanged, in one batch a round{worth(result)}"
@@ -89,19 +89,19 @@ class DPSGD(GradientDefence):
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
         """Returns the sum of the gradients in fp64 on the grid, each clipped separately to count at most C."""
-        whole: Tensors = {}
+        sums: Tensors = {}
         for i in range(len(ids)):
             length = int(mask[i].sum())
-            own = None if targets is None else targets[i : i + 1]
-            if own is not None and step.task == "next-token":
-                own = own[:, :length]
-            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], own)
+            target = None if targets is None else targets[i : i + 1]
+            if target is not None and step.task == "next-token":
+                target = target[:, :length]
+            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], target)
             factor = clipping.l2_factor(alone.values(), self.clip)
             for name, one in alone.items():
                 steps = grid.cut(one, self.deviation, self.clip, factor)
-                whole[name] = whole[name].add_(steps) if name in whole else steps
+                sums[name] = sums[name].add_(steps) if name in sums else steps
         step_size = grid.step_of(self.deviation, self.clip)
-        return {name: one.mul_(step_size) for name, one in whole.items()}
+        return {name: one.mul_(step_size) for name, one in sums.items()}
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         return {
@@ -126,5 +126,5 @@ def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
     from dp_accounting.pld import PLDAccountant
 
     event = SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
-    accountant = PLDAccountant(value_discretization_interval=INTERVAL)
+    accountant = PLDAccountant(value_discretization_interval=LOSS_INTERVAL)
     return float(accountant.compose(event).get_epsilon(delta))

@@ -38,12 +38,12 @@ class Dropout(GradientDefence):
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
         result = altered(step, dropout=True)
         places = 0
-        for one in result.module.modules():
-            if isinstance(one, torch.nn.Dropout):
-                one.p = self.rate
+        for module in result.module.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = self.rate
                 places += 1
-            elif isinstance(getattr(one, "attention_dropout", None), float):
-                one.attention_dropout = self.rate
+            elif isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = self.rate
                 places += 1
         if not places:
             raise UsageError("this model has no dropout", "give a model of another family, or another defence")

@@ -51,11 +51,11 @@ class FrozenEmbeddings(GradientDefence):
 
 def tables(step: SharedStep) -> dict[str, str]:
     """Returns the kinds of the parameters of embedding modules, by name. A tied parameter has its first name."""
-    words = step.module.get_input_embeddings()
-    own = {
+    word_table = step.module.get_input_embeddings()
+    kinds = {
         id(one.weight): _kind(name) for name, one in step.module.named_modules() if isinstance(one, torch.nn.Embedding)
-    } | {id(words.weight): "word"}
-    return {name: own[id(one)] for name, one in step.module.named_parameters() if id(one) in own}
+    } | {id(word_table.weight): "word"}
+    return {name: kinds[id(one)] for name, one in step.module.named_parameters() if id(one) in kinds}
 
 
 def _kind(name: str) -> str:

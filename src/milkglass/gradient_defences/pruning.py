@@ -51,13 +51,13 @@ class MagnitudePruning(GradientDefence):
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
-            return {name: one * largest(one.flatten(), self._left(one.numel())).view_as(one)
+            return {name: one * largest(one.flatten(), self._remaining_count(one.numel())).view_as(one)
                     for name, one in tensors.items()}  # fmt: skip
         whole = torch.cat([one.flatten() for one in tensors.values()])
-        kept = largest(whole, self._left(len(whole))).split([one.numel() for one in tensors.values()])
+        kept = largest(whole, self._remaining_count(len(whole))).split([one.numel() for one in tensors.values()])
         return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
 
-    def _left(self, count: int) -> int:
+    def _remaining_count(self, count: int) -> int:
         """Returns how many entries remain, by the given decimal fraction: 0.29 of 100 in floats is less than 29."""
         return count - int(Fraction(str(self.ratio)) * count)
 
@@ -71,7 +71,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
         return torch.ones_like(values)
     sizes = values.abs()
     limit = sizes.kthvalue(len(sizes) - count + 1).values
-    kept = sizes > limit
+    is_kept = sizes > limit
     equal = (sizes == limit).nonzero().flatten()
-    kept[equal[: count - int(kept.sum())]] = True
-    return kept.to(values.dtype)
+    is_kept[equal[: count - int(is_kept.sum())]] = True
+    return is_kept.to(values.dtype)

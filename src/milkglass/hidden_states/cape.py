@@ -42,7 +42,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Ids
 
-COMMONEST = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
+COMMONEST_WORDS = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
 
 
 class Reversed(torch.autograd.Function):
@@ -168,4 +168,4 @@ def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
-    return np.sort(order[min(COMMONEST, len(order) // 2) :][:words]).astype(np.int64)
+    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:words]).astype(np.int64)

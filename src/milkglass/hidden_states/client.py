@@ -59,7 +59,7 @@ class EncoderClient(Client):
         """Returns the bytes that cross the wire for texts, or pairs of texts. Raises TooLong unless `cut`."""
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
-        return frames.encode(self._represented(encoded, self._root, first))
+        return frames.encode(self._represent(encoded, self._root, first))
 
     def rows(self, lengths: Ids) -> Ids:
         """Returns (texts,) how many rows cross for texts of these lengths, before pooling."""
@@ -68,7 +68,7 @@ class EncoderClient(Client):
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
         own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
-        result = self._represented(TokenizedTexts(ids), own, 0)
+        result = self._represent(TokenizedTexts(ids), own, 0)
         self._pending = pending
         return result
 
@@ -78,15 +78,16 @@ class EncoderClient(Client):
             raise UsageError(f"{len(answer)} answers to the {count} {what} last sent", "receive before sending again")
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        parts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        """Returns the states of texts as they are sent."""
+        states_of_texts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
         for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
             draws = (
                 None if self.defence.disturbs_only_in_training else root.of_text(texts[number], "send", first + number)
             )
-            parts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
-        lengths = np.array([len(part) for part in parts], np.int64)
-        return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)
+            states_of_texts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
+        lengths = np.array([len(part) for part in states_of_texts], np.int64)
+        return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
@@ -95,13 +96,14 @@ class EncoderClient(Client):
             for row, mask, number in zip(states, batch.mask.to(states.device), batch.numbers.tolist(), strict=True):
                 yield number, row[mask]
 
-    def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def _join(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the rows of all texts as one tensor."""
         return torch.cat([one.cpu() for one in parts]) if parts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
-        about = {
+        description = {
             "defence": self.defence.name,
             "salt": self.defence.salt,
             "model": self.base.digest(),
@@ -112,4 +114,4 @@ class EncoderClient(Client):
             tensors = {f"{KEPT}{name}": one for name, one in self.kept.items()}
             if self.defence.trains_lower:
                 tensors |= {f"{LOWER}{name}": one for name, one in self.lower.state_dict().items()}
-            halves.write(partial, tensors, about)
+            halves.write(partial, tensors, description)

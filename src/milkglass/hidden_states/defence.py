@@ -38,7 +38,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.defence import Client, LabelledTexts, Server
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
-ALONE = threading.Lock()
+SPLIT_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class HiddenStateDefence(Mechanism):
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[Client, Server]:
-        labels, classes = self._required(base, corpus, secret, folder)
+        labels, classes = self._require(base, corpus, secret, folder)
         assert corpus is not None
         root, reader = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
         encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
-        with ALONE:
+        with SPLIT_LOCK:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
                 model = classifier(base, classes)
@@ -71,23 +71,23 @@ class HiddenStateDefence(Mechanism):
                 del model
                 aids = self.aids(base, lower, encoded, root)
             train(self, lower, upper, aids, encoded, labels, root)
-        about = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
+        description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
             served = self.served(upper)
-            halves.write(partial, served.state_dict(), {**about, "model": halves.plain(base.config)})
+            halves.write(partial, served.state_dict(), {**description, "model": halves.plain(base.config)})
         client = self.client(self, base, reader, lower, secret, 0, self.kept(encoded, root, upper))
-        return client, self.server(folder, served, about)
+        return client, self.server(folder, served, description)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
-        about = halves.described(server)
-        if about.get("defence") != self.name or about.get("layer") != self.cut(base):
+        description = halves.read_description(server)
+        if description.get("defence") != self.name or description.get("layer") != self.cut(base):
             raise UsageError(f"{server.name} is not a half of {self.name} with these parameters", "see its config.json")
-        classes = int(about["classes"])
+        classes = int(description["classes"])
         with torch.random.fork_rng(devices=[]):  # heads are drawn, then overwritten
-            shell = halves.shell(about["model"], halves.layers_of(about["model"]), classes)
+            shell = halves.shell(description["model"], halves.layers_of(description["model"]), classes)
             served = self.served(self.upper(shell, base, classes))
             halves.fill(server, served)
-            return self.load_client(base, client), self.server(server, served, about)
+            return self.load_client(base, client), self.server(server, served, description)
 
     def served(self, upper: torch.nn.Module) -> torch.nn.Module:
         """Returns what the server holds of the upper half, by default all of it."""
@@ -97,7 +97,8 @@ class HiddenStateDefence(Mechanism):
         """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 
-    def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
+    def _require(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
+        """Checks what `split` is given. Returns the counts of the tokens and the length of a text."""
         self.require(base)
         if len(secret) != SECRET_BYTES:
             raise UsageError(
@@ -115,21 +116,21 @@ class HiddenStateDefence(Mechanism):
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
-        about = halves.described(folder)
-        if about.get("salt") != self.salt:
+        description = halves.read_description(folder)
+        if description.get("salt") != self.salt:
             raise UsageError(
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"
             )
-        require_base(about, folder, base)
+        require_base(description, folder, base)
         lower = Lower(classifier(base, 2), self.cut(base)).eval()
         tensors = halves.fill(folder, lower if self.trains_lower else None, LOWER)
-        kept = {name.removeprefix(KEPT): one for name, one in tensors.items() if name.startswith(KEPT)}
+        kept_tensors = {name.removeprefix(KEPT): one for name, one in tensors.items() if name.startswith(KEPT)}
         try:
-            secret, sent = bytes.fromhex(about["secret"]), int(about["sent"])
+            secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
         reader = PublicTokenizer(base.folder, self.training.max_length)
-        return self.client(self, base, reader, lower, secret, sent, kept)
+        return self.client(self, base, reader, lower, secret, sent, kept_tensors)
 
 
 def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
@@ -154,7 +155,7 @@ def train(
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
     steps = how.epochs * -(-len(encoded) // how.batch_size)
-    done, limit = 0, min(steps, how.max_steps or steps)
+    steps_done, limit = 0, min(steps, how.max_steps or steps)
     rate = get_linear_schedule_with_warmup(optimiser, math.ceil(how.warmup_ratio * limit), limit)
     with drawing_from(root.draws("dropout").stream):
         lower.train(defence.trains_lower)
@@ -162,7 +163,7 @@ def train(
         for epoch in range(how.epochs):
             shuffled = order.order(len(encoded))
             for start in range(0, len(shuffled), how.batch_size):
-                if done == limit:
+                if steps_done == limit:
                     break
                 numbers = shuffled[start : start + how.batch_size]
                 batch = batch_of(encoded, numbers, lower.pad).on(device.current())
@@ -176,6 +177,6 @@ def train(
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimiser.step()
                 rate.step()
-                done += 1
+                steps_done += 1
     lower.eval()
     upper.eval()

@@ -44,20 +44,26 @@ def decode(frame: bytes) -> Activations:
     """Returns the states of a frame. Raises BadUpload for anything that `encode` does not make."""
     _require_small(frame)
     try:
-        parts = load(frame)
+        tensors = load(frame)
     except (SafetensorError, ValueError, KeyError) as error:
         raise BadUpload("the frame is not a safetensors file", HINT) from error
-    if not KINDS.keys() <= parts.keys() <= KINDS.keys() | OPTIONAL.keys():
-        raise BadUpload(f"the frame holds {len(parts)} tensors, hidden, lengths and about are needed", HINT)
+    if not KINDS.keys() <= tensors.keys() <= KINDS.keys() | OPTIONAL.keys():
+        raise BadUpload(f"the frame holds {len(tensors)} tensors, hidden, lengths and about are needed", HINT)
     for name, (dtype, rank) in (KINDS | OPTIONAL).items():
-        if name not in parts:
+        if name not in tensors:
             continue
-        if parts[name].dtype != dtype or parts[name].dim() != rank:
-            raise BadUpload(f"{name} is {parts[name].dtype} of rank {parts[name].dim()}, {dtype}, {rank} needed", HINT)
-    hidden, lengths, about = (parts[name] for name in KINDS)
-    if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
+        if tensors[name].dtype != dtype or tensors[name].dim() != rank:
+            raise BadUpload(
+                f"{name} is {tensors[name].dtype} of rank {tensors[name].dim()}, {dtype}, {rank} needed", HINT
+            )
+    hidden, lengths, layer_and_pooled = (tensors[name] for name in KINDS)
+    if (
+        len(layer_and_pooled) != 2
+        or not 0 <= int(layer_and_pooled[0]) <= MAX_LAYER
+        or int(layer_and_pooled[1]) not in (0, 1)
+    ):
         raise BadUpload("the frame's layer is impossible", HINT)
-    rows, pooled, mixed = len(hidden), bool(about[1]), parts.get("mixed")
+    rows, pooled, mixed = len(hidden), bool(layer_and_pooled[1]), tensors.get("mixed")
     if mixed is not None and (
         pooled or mixed.shape != lengths.shape or not bool((lengths.clamp_min(1) <= mixed).all())
     ):
@@ -66,7 +72,9 @@ def decode(frame: bytes) -> Activations:
         raise BadUpload(f"the lengths of {len(lengths)} texts do not add up to the {rows} rows", HINT)
     if not torch.isfinite(hidden).all():
         raise BadUpload("the frame holds a number that is not finite", HINT)
-    return Activations(hidden, lengths.numpy(), int(about[0]), pooled, None if mixed is None else mixed.numpy())
+    return Activations(
+        hidden, lengths.numpy(), int(layer_and_pooled[0]), pooled, None if mixed is None else mixed.numpy()
+    )
 
 
 def _add_up(counts: torch.Tensor, rows: int, most: int) -> bool:

@@ -88,7 +88,7 @@ class ProjectionServer(EncoderServer):
 
     mixed = True
 
-    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+    def _logits(self, sent: Activations) -> NDArray[np.float32]:
         return device.array(self._upper(device.moved(sent.hidden.float())))
 
 
@@ -107,22 +107,22 @@ class OffloadingClient(EncoderClient):
         """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
         sizes = [len(matrix.matrix) for _, matrix in self._pending]
         self._require_answers(answer, sum(sizes), "rows")
-        upper, received = self._whole()
+        upper, received = self._upper_layers()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
-        out = torch.empty(len(lengths), int(self.kept["classes"]))
-        parts = torch.from_numpy(answer).split(sizes)
+        logits = torch.empty(len(lengths), int(self.kept["classes"]))
+        products_sent = torch.from_numpy(answer).split(sizes)
         for numbers in grouped(lengths):
             chosen = [self._pending[i] for i in numbers.tolist()]
-            products = [chosen[at][1].unmixed(parts[i]) for at, i in enumerate(numbers.tolist())]
+            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(numbers.tolist())]
             hidden, mask = padded([states for states, _ in chosen])
             whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(one.matrix.get_parameter("weight")) for one in received]
             for one, product in zip(received, whole.split(widths, dim=2), strict=True):
                 one.product = device.moved(product)
-            out[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
-        return out.numpy()
+            logits[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
+        return logits.numpy()
 
-    def _whole(self) -> tuple[Upper, list[ReceivedProduct]]:
+    def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
             config, classes = halves.plain(self.base.config), int(self.kept["classes"])
@@ -137,7 +137,7 @@ class OffloadingClient(EncoderClient):
         return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         # Matrices are made in fp64 on the processor, where their draws are
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
@@ -146,7 +146,7 @@ class OffloadingClient(EncoderClient):
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        sent = self._joined([matrix.mixed(own) for own, matrix in pending])
+        sent = self._join([matrix.mixed(own) for own, matrix in pending])
         return Activations(sent, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 

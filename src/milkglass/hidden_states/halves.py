@@ -143,10 +143,10 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
         return AutoModelForSequenceClassification.from_config(shell_config, dtype=torch.float32)
 
 
-def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+def write(folder: Path, tensors: Mapping[str, torch.Tensor], description: Mapping[str, Any]) -> None:
     """Writes a half's tensors and its description into an existing folder."""
     save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
-    write_json(folder / CONFIG, about)
+    write_json(folder / CONFIG, description)
 
 
 def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -161,7 +161,8 @@ def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict
     return tensors
 
 
-def described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
+    """Reads what a half says of itself. Raises CorruptCheckpoint if the folder has no half."""
     if not (folder / CONFIG).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {CONFIG}", "give the folder that the split wrote")
     return read_json(folder / CONFIG)

@@ -53,8 +53,10 @@ class TrainingStep:
     """What a method sees of one training step.
 
     Attributes:
+        ids: (b, t) the tokens.
         mask: (b, t) bool, where a text has a token.
         hidden: (b, t, d) what the lower half gave.
+        labels: (b,) the classes.
         numbers: (b,) the numbers of the texts in the training data.
         epoch: from 0.
     """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.errors import UsageError
-from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.halves import CONFIG, read_description
 from milkglass.hidden_states.tokens import grouped, padded
 from milkglass.models.view import Model
 from milkglass.threat.defence import Server
@@ -24,42 +24,50 @@ class EncoderServer(Server):
 
     mixed: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, upper: torch.nn.Module, about: Mapping[str, Any]) -> None:
-        self.folder, self._upper, self._about = folder, device.moved(upper.eval()), about
+    def __init__(self, folder: Path, upper: torch.nn.Module, split: Mapping[str, Any]) -> None:
+        self.folder, self._upper, self._split = folder, device.moved(upper.eval()), split
 
     def rest(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
         tensors = {name: value.detach().cpu() for name, value in self._upper.state_dict().items()}
-        return (Weights(Model(tensors, described(self.folder)["model"]), tuned=True),)
+        return (Weights(Model(tensors, read_description(self.folder)["model"]), tuned=True),)
 
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        parts = [self._answered(self._required(one)) for one in sent]
-        if not parts:
+        """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
+        logits = [self._logits(self._require(one)) for one in sent]
+        if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
-        return np.concatenate(parts)
+        return np.concatenate(logits)
 
-    def _required(self, one: Observation) -> Activations:
-        if not isinstance(one, Activations):
-            raise UsageError(f"this half takes hidden states, not {type(one).__name__.lower()}", "send a frame")
-        expected = (int(self._about["layer"]), bool(self._about["pooled"]))
-        if (one.layer, one.pooled) != expected:
+    def _require(self, observation: Observation) -> Activations:
+        """Returns the observation as states. Raises UsageError if they are of another split."""
+        if not isinstance(observation, Activations):
+            kind = type(observation).__name__.lower()
+            raise UsageError(f"this half takes hidden states, not {kind}", "send a frame")
+        expected = (int(self._split["layer"]), bool(self._split["pooled"]))
+        if (observation.layer, observation.pooled) != expected:
             raise UsageError(
-                f"states after layer {one.layer}, pooled {one.pooled}; {expected[0]}, {expected[1]} needed",
+                f"states after layer {observation.layer}, pooled {observation.pooled}; "
+                f"{expected[0]}, {expected[1]} needed",
                 "use two halves of one split",
             )
-        if (one.mixed is not None) != self.mixed:
+        if (observation.mixed is not None) != self.mixed:
             raise UsageError(
-                f"the rows are {'' if one.mixed is not None else 'not '}mixed, and this half takes the other kind",
+                f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes "
+                "the other kind",
                 "use two halves of one split",
             )
-        return one
+        return observation
 
-    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+    def _logits(self, sent: Activations) -> NDArray[np.float32]:
+        """Returns (u, classes) logits of one observation's texts, run in batches of similar lengths."""
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
-        out: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for numbers in grouped(sent.lengths):
             answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
             for number, logits in zip(numbers.tolist(), answers, strict=True):
-                out[number] = logits
-        return device.array(torch.stack(out)) if out else np.empty((0, int(self._about["classes"])), np.float32)
+                logits_of_texts[number] = logits
+        if not logits_of_texts:
+            return np.empty((0, int(self._split["classes"])), np.float32)
+        return device.array(torch.stack(logits_of_texts))

@@ -40,7 +40,7 @@ from milkglass.parameters import limited
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Activations
 
-OTHERS = 512  # texts that a client keeps to mix with
+KEPT_TEXTS = 512  # texts that a client keeps to mix with
 
 
 class MixedUpper(Upper):
@@ -61,13 +61,13 @@ class MixedUpper(Upper):
         return self.out(self.apart(both)).flatten(1)
 
 
-def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+def mixed(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
-    total = parts[0].new_zeros(length, parts[0].shape[1])
-    for part, key in zip(parts, (one.to(total.device) for one in keys), strict=True):
+    total = states[0].new_zeros(length, states[0].shape[1])
+    for part, key in zip(states, (one.to(total.device) for one in keys), strict=True):
         subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
         total = total + torch.nn.functional.pad(subset, (0, 0, 0, length - len(subset)))
-    return total / len(parts)
+    return total / len(states)
 
 
 def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch.Tensor]:
@@ -91,19 +91,19 @@ class Mixing(EncoderClient):
         return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._pending]
 
     @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+    def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
         states = self._all(encoded)
         others = self._all(self._others()) if root is self._root else states
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
-        parts, self._pending = [], np.empty(len(states), np.int64)
-        for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
+        mixtures, self._pending = [], np.empty(len(states), np.int64)
+        for number, (own_states, ids) in enumerate(zip(states, encoded.ids, strict=True)):
             draws = root.of_text(ids, "send", first + number)
             selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
             self._pending[number] = place = int(draws.below(self.defence.inputs, 1)[0])
-            selected[place] = own
-            parts.append(mixed(selected, keys, len(own)))
-        return Activations(self._joined(parts), encoded.ids.lengths, self.defence.cut(self.base))
+            selected[place] = own_states
+            mixtures.append(mixed(selected, keys, len(own_states)))
+        return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
     def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
         states = dict(self._states(encoded))
@@ -156,16 +156,16 @@ class TextMixer(HiddenStateDefence):
             scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()
         )
 
-    def _partners(self, own: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
+    def _partners(self, own_number: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
         """Returns (N,) texts of the batch, the own one at a random place."""
         selected = draws.below(count, self.inputs)
-        selected[draws.below(self.inputs, 1)[0]] = own
+        selected[draws.below(self.inputs, 1)[0]] = own_number
         return selected
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Returns OTHERS texts, repeated if there are fewer, padded to the greatest length."""
-        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
-        ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)
+        """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
+        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), KEPT_TEXTS))
+        ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)
         for row, one in enumerate(selected):
             ids[row, : len(one)] = torch.from_numpy(one)
         return {"others": ids, "lengths": torch.from_numpy(selected.lengths)}

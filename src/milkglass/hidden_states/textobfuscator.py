@@ -38,7 +38,7 @@ from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 
-ROUNDS = 10  # of k-means
+KMEANS_ROUNDS = 10  # of k-means
 CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
@@ -75,7 +75,7 @@ def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     return (states - centres).square().mean()
 
 
-def away(means: torch.Tensor) -> torch.Tensor:
+def repulsion(means: torch.Tensor) -> torch.Tensor:
     """Returns minus the mean squared distance per dimension of all pairs of means (c, d); 0 for a single mean."""
     if len(means) < 2:
         return means.sum() * 0.0
@@ -88,7 +88,7 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
     """Returns (r,) the cluster of each row, by Lloyd's rounds from random rows. An empty cluster keeps its centre."""
     centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
     nearest = torch.zeros(len(rows), dtype=torch.long)
-    for _ in range(ROUNDS):
+    for _ in range(KMEANS_ROUNDS):
         nearest = (rows @ centres.T - centres.square().sum(1) / 2).argmax(1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
         counts = torch.bincount(nearest, minlength=len(centres))[:, None]
@@ -157,4 +157,4 @@ class TextObfuscator(HiddenStateDefence):
         states, clusters = step.hidden[step.mask], aids.cluster[step.ids[step.mask]]
         means, present = aids.means(states, clusters)
         aids.follow(means.detach(), present)
-        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * away(means)
+        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * repulsion(means)

@@ -50,6 +50,7 @@ class PaddedBatch:
 
 
 def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
+    """Returns the texts of these numbers, padded to the longest."""
     lengths = encoded.ids.lengths[numbers]
     starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
     steps = np.arange(int(lengths.max()))
@@ -115,6 +116,7 @@ class PublicTokenizer:
         )
 
     def _require(self, ids: Sequences, special: int) -> None:
+        """Raises EmptyText, TooLong or ModelError if a text cannot be read."""
         if (ids.lengths <= special).any():
             raise EmptyText.of(int((ids.lengths <= special).argmax()), "has no token", "leave empty texts out")
         if (ids.lengths > self.limit).any():

@@ -61,7 +61,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
-SEVERAL = 4  # questions to a budget, as a loop asks them
+MIN_QUESTIONS = 4  # questions to a budget, as a loop asks them
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
@@ -120,10 +120,11 @@ def checked(package: str) -> Iterator[CheckResult]:
         groups = ", ".join(f"milkglass.{one}" for one in GROUPS)
         raise UsageError(f"{package} has no entry point of Milkglass", f"the groups are {groups}")
     for point in points:
-        yield from _checked(point)
+        yield from _check(point)
 
 
-def _checked(point: EntryPoint) -> Iterator[CheckResult]:
+def _check(point: EntryPoint) -> Iterator[CheckResult]:
+    """Yields the results of all checks on one entry point."""
     group = point.group.removeprefix("milkglass.")
     if group not in GROUPS:
         yield CheckResult(point.name, group, "the group exists", f"it is one of {', '.join(GROUPS)}")
@@ -195,14 +196,16 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
     for who in scene.players(attack):
         if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
             continue
-        asked, clock = list[float](), WorkClock()
+        clock_readings, clock = list[float](), WorkClock()
 
-        def noted(clock: WorkClock = clock, asked: list[float] = asked) -> bool:
-            asked.append(clock.spent)
+        def noted(clock: WorkClock = clock, clock_readings: list[float] = clock_readings) -> bool:
+            clock_readings.append(clock.spent)
             return False
 
         attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))
-        assert len(asked) < SEVERAL or len(set(asked)) > 1, f"it asked {len(asked)} times and spent nothing"
+        assert len(clock_readings) < MIN_QUESTIONS or len(set(clock_readings)) > 1, (
+            f"it asked {len(clock_readings)} times and spent nothing"
+        )
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ def splits_by_its_secret(defence: Defence, folder: Path) -> None:
         defence.split(base, CORPUS, secret, folder / name)
         for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER))
     ]
-    sent = [_crossed(client.send(TEXTS)) for client, _ in halves]
+    sent = [_crossed_bytes(client.send(TEXTS)) for client, _ in halves]
     assert sent[0] == sent[1], "the same secret sends something else"
     assert sent[0] != sent[2], "another secret sends the same"
     assert json.dumps(defence.document()) and defence.document()["name"]
@@ -285,7 +288,9 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     for path in (folder / "client", *(folder / "client").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
     loaded, server = defence.load(base, folder / "client", folder / "server")
-    assert _crossed(loaded.send(TEXTS)) == _crossed(client.send(TEXTS)), "the loaded half sends something else"
+    assert _crossed_bytes(loaded.send(TEXTS)) == _crossed_bytes(client.send(TEXTS)), (
+        "the loaded half sends something else"
+    )
     server.rest()
 
 
@@ -305,13 +310,13 @@ def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
     ids, mask = batch([[5, 9, 7, 6], [8, 11, 4]], pad=1)
-    before = {name: one.clone() for name, one in step.module.state_dict().items()}
+    state_before = {name: one.clone() for name, one in step.module.state_dict().items()}
     shared = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
     sizes = {name: one.shape for name, one in step.module.named_parameters()}
     for name, one in shared[0].items():
         assert one.shape == sizes[name] and one.isfinite().all(), f"{name} is not a finite tensor of its shape"
         assert torch.equal(one, shared[1][name]), f"{name} differs between two runs with one seed"
-    assert all(torch.equal(one, before[name]) for name, one in step.module.state_dict().items()), (
+    assert all(torch.equal(one, state_before[name]) for name, one in step.module.state_dict().items()), (
         "the model was changed"
     )
 
@@ -396,11 +401,12 @@ def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
     return _encoder(folder)
 
 
-def _crossed(seen: tuple[Observation, ...]) -> list[bytes]:
-    parts = []
-    for one in seen:
-        if isinstance(one, Tokens):
-            parts += [one.ids.ids.tobytes(), one.ids.lengths.tobytes()]
-        elif isinstance(one, Activations):
-            parts += [one.hidden.numpy().tobytes(), one.lengths.tobytes()]
-    return parts
+def _crossed_bytes(seen: tuple[Observation, ...]) -> list[bytes]:
+    """Returns the bytes of everything observed."""
+    crossed = []
+    for observation in seen:
+        if isinstance(observation, Tokens):
+            crossed += [observation.ids.ids.tobytes(), observation.ids.lengths.tobytes()]
+        elif isinstance(observation, Activations):
+            crossed += [observation.hidden.numpy().tobytes(), observation.lengths.tobytes()]
+    return crossed

@@ -69,10 +69,10 @@ def audit_defence(
         scene = replace(scene_of(model, client, server, private, others), words=words)
         require_texts(scene, others)
         texts = hashlib.sha256("\0".join(private).encode()).hexdigest()
-        about = {"texts": texts, "attacks": [signature(one) for one in chosen.values()]}
+        identity = {"texts": texts, "attacks": [signature(one) for one in chosen.values()]}
         advance = stage("attack", len(chosen))
         result = audit(
-            scene, chosen, ResumeStore.open(Path(work) / "cells", about), limit, seed, lambda cell: advance(1)
+            scene, chosen, ResumeStore.open(Path(work) / "cells", identity), limit, seed, lambda cell: advance(1)
         )
     if out is not None:
         write(result, Path(out))

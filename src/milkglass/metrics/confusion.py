@@ -46,18 +46,18 @@ class Confusion:
 
     @property
     def commonest(self) -> tuple[str, float]:
-        """The class with most texts and its share, which is the accuracy of always naming it."""
+        """Returns the class with most texts and its share, which is the accuracy of always naming it."""
         each = self.counts.sum(1)
         return self.names[int(each.argmax())], float(each.max() / each.sum())
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """(c,) the share of each class's texts that were assigned to it; nan for a class without texts."""
+        """Returns (c,) the share of each class's texts that were assigned to it; nan for a class without texts."""
         return _shares(np.diag(self.counts), self.counts.sum(1))
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """(c,) the share of the texts assigned to each class that belong to it; nan if there are none."""
+        """Returns (c,) the share of the texts assigned to each class that belong to it; nan if there are none."""
         return _shares(np.diag(self.counts), self.counts.sum(0))
 
 

@@ -59,21 +59,21 @@ def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> In
 
 def _of_classes(
     guess: Numbers, truth: Numbers, rng: np.random.Generator,
-    parts: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]],
+    summands: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]],
 ) -> Interval:  # fmt: skip
     """Returns the mean of a ratio over the classes that occur in the truth.
 
-    `parts` returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
+    `summands` returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
     class, are guessed as it, and are of it.
     """
     _require_alike(guess, truth)
     classes = np.unique(truth)
-    there, named = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
-    above, below = parts(there * named, named, there)
+    is_true, named = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
+    above, below = summands(is_true * named, named, is_true)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         total = counts @ below
-        each = np.divide(counts @ above, total, out=np.full(total.shape, np.nan), where=counts @ there > 0)
+        each = np.divide(counts @ above, total, out=np.full(total.shape, np.nan), where=counts @ is_true > 0)
         return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
 
     return resampled(statistic, len(truth), rng)
@@ -84,12 +84,12 @@ def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
     _require_alike(guess, truth)
     classes = np.unique(np.concatenate([guess, truth]))
     guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
-    there = (truth[:, None] == classes).astype(np.float64)
+    is_true = (truth[:, None] == classes).astype(np.float64)
     right = (guess == truth).astype(np.float64)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         total = counts.sum(1)
-        g, t = counts @ guessed, counts @ there
+        g, t = counts @ guessed, counts @ is_true
         above = counts @ right * total - (g * t).sum(1)
         below = np.sqrt((total**2 - (g**2).sum(1)) * (total**2 - (t**2).sum(1)))
         return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
@@ -104,10 +104,10 @@ def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interva
     if not len(x):
         return resampled(lambda counts: counts[:, 0], 0, rng)
     x, y = x - x.mean(), y - y.mean()  # moments about the mean: raw ones cancel
-    parts = np.stack([x, y, x * x, y * y, x * y], 1)
+    moments = np.stack([x, y, x * x, y * y, x * y], 1)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        mx, my, xx, yy, xy = (counts @ parts / counts.sum(1, keepdims=True)).T
+        mx, my, xx, yy, xy = (counts @ moments / counts.sum(1, keepdims=True)).T
         below = np.sqrt(np.maximum(xx - mx**2, 0) * np.maximum(yy - my**2, 0))
         exists = below > 1e-12 * np.sqrt(xx.max() * yy.max() + 1e-300)  # what is less is rounding of a constant
         return np.divide(xy - mx * my, below, out=np.full(len(below), np.nan), where=exists)

@@ -104,14 +104,14 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
     requested = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
-    whole = np.array([requested[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
+    all_followed = np.array([requested[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
     pairs = list(zip(prompts, answers, strict=True))
     strict = [[i.kept(answer) for i in one.instructions] for one, answer in pairs]
     loose = [[i.kept_loosely(answer) for i in one.instructions] for one, answer in pairs]
     measures: dict[str, Interval] = {}
     for name, result in (("strict", strict), ("loose", loose)):
         everything = np.array([all(one) for one in result], bool)
-        measures[f"prompt {name}"] = share(everything[whole], rng)
+        measures[f"prompt {name}"] = share(everything[all_followed], rng)
         kept = np.array([sum(bool(one) for one in row) for row in result], np.float64)
         measures[f"instruction {name}"] = ratio(kept, requested, rng)
     rules = [i.rule for one in prompts for i in one.instructions]
@@ -119,10 +119,10 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     times = Counter(rules)
     return Figures(
         measures,
-        int(whole.sum()),
+        int(all_followed.sum()),
         int(requested.sum()),
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
-        int((~whole).sum()),
+        int((~all_followed).sum()),
         {rule: (right[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
         np.array([sum(bool(one) for one in row) for row in strict], np.int64),
     )

@@ -55,26 +55,27 @@ def sentences(text: str) -> int:
     return count + any(map(str.isalnum, text[start:]))
 
 
-def _ends(text: str, start: int, found: re.Match[str]) -> bool:
+def _ends(text: str, start: int, punctuation: re.Match[str]) -> bool:
     """Returns whether a mark that is only full stops ends a sentence."""
-    after = text[found.end() :].lstrip()
-    if not after:
+    rest = text[punctuation.end() :].lstrip()
+    if not rest:
         return True
-    before = text[start : found.start()].split()
-    last = before[-1].lstrip("\"'(*[\u201c\u2018") if before else ""
+    words_before = text[start : punctuation.start()].split()
+    last = words_before[-1].lstrip("\"'(*[\u201c\u2018") if words_before else ""
     initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
-    numbered = last.isdigit() and before[-1:] == before  # "1." before an entry of a list
-    return not (after[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
+    numbered = last.isdigit() and words_before[-1:] == words_before  # "1." before an entry of a list
+    return not (rest[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
 
 
-def _pieces(parts: list[str]) -> list[str] | None:
+def _pieces(pieces: list[str]) -> list[str] | None:
     """Returns the parts without a blank one at either end; None if one in between is blank."""
-    parts = parts[1:] if parts and not parts[0].strip() else parts
-    parts = parts[:-1] if parts and not parts[-1].strip() else parts
-    return parts if all(part.strip() for part in parts) else None
+    pieces = pieces[1:] if pieces and not pieces[0].strip() else pieces
+    pieces = pieces[:-1] if pieces and not pieces[-1].strip() else pieces
+    return pieces if all(part.strip() for part in pieces) else None
 
 
-def _found(pattern: str, text: str, flags: int = 0) -> list[str]:
+def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
+    """Returns the parts of a text that match a pattern."""
     return [one.group() for one in re.finditer(pattern, text, flags)]
 
 
@@ -84,7 +85,7 @@ def _latin(text: str) -> bool:
 
 # --- keywords ---------------------------------------------------------------------------------------------------------
 def existence(text: str, a: Arguments) -> bool:
-    """Whether all keywords occur, in any case, also as a part of a word."""
+    """Returns whether all keywords occur, in any case, also as a part of a word."""
     return all(re.search(re.escape(one), text, re.IGNORECASE) for one in a["keywords"])
 
 
@@ -94,12 +95,12 @@ def frequency(text: str, a: Arguments) -> bool:
 
 
 def forbidden_words(text: str, a: Arguments) -> bool:
-    """Whether none of the words occurs as a whole word."""
+    """Returns whether none of the words occurs as a whole word."""
     return not any(re.search(rf"\b{re.escape(one)}\b", text, re.IGNORECASE) for one in a["forbidden_words"])
 
 
 def letter_frequency(text: str, a: Arguments) -> bool:
-    """Whether a letter occurs often enough. It may be a sign such as # or ! too."""
+    """Returns whether a letter occurs often enough. It may be a sign such as # or ! too."""
     return compared(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
 
 
@@ -113,13 +114,13 @@ def number_words(text: str, a: Arguments) -> bool:
 
 
 def number_paragraphs(text: str, a: Arguments) -> bool:
-    """Whether there are exactly so many paragraphs, which the markdown divider *** separates."""
+    """Returns whether there are exactly so many paragraphs, which the markdown divider *** separates."""
     result = _pieces(re.split(r"\s?\*\*\*\s?", text))
     return result is not None and len(result) == a["num_paragraphs"]
 
 
 def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
-    """Whether there are exactly so many paragraphs, separated by blank lines, and the n-th begins with the word."""
+    """Returns whether there are so many paragraphs, separated by blank lines, and the n-th begins with the word."""
     result = [one.strip() for one in text.split("\n\n") if one.strip()]
     if len(result) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(result):
         return False
@@ -129,7 +130,7 @@ def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 def json_format(text: str, a: Arguments) -> bool:
-    """Whether the whole answer is JSON, in a code fence or not."""
+    """Returns whether the whole answer is JSON, in a code fence or not."""
     inner = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
     try:
         json.loads(inner)
@@ -139,25 +140,25 @@ def json_format(text: str, a: Arguments) -> bool:
 
 
 def multiple_sections(text: str, a: Arguments) -> bool:
-    """Whether there are at least so many headings such as "SECTION 3"."""
+    """Returns whether there are at least so many headings such as "SECTION 3"."""
     return len(re.findall(rf"\s?{re.escape(a['section_spliter'])}\s?\d+\s?", text)) >= a["num_sections"]
 
 
 def number_bullet_lists(text: str, a: Arguments) -> bool:
-    """Whether exactly so many lines begin with * or -."""
-    stars = _found(r"^\s*\*[^*].*$", text, re.MULTILINE)
-    return len(stars) + len(_found(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
+    """Returns whether exactly so many lines begin with * or -."""
+    stars = _matches(r"^\s*\*[^*].*$", text, re.MULTILINE)
+    return len(stars) + len(_matches(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
 
 
 def number_highlighted_sections(text: str, a: Arguments) -> bool:
-    """Whether there are at least so many *highlights* or **highlights** that hold something."""
-    single = [one for one in _found(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
-    double = [one for one in _found(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
+    """Returns whether there are at least so many *highlights* or **highlights** that hold something."""
+    single = [one for one in _matches(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
+    double = [one for one in _matches(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
     return len(single) + len(double) >= a["num_highlights"]
 
 
 def title(text: str, a: Arguments) -> bool:
-    return any(one.lstrip("<").rstrip(">").strip() for one in _found(r"<<[^\n]+>>", text))
+    return any(one.lstrip("<").rstrip(">").strip() for one in _matches(r"<<[^\n]+>>", text))
 
 
 def constrained_response(text: str, a: Arguments) -> bool:
@@ -166,12 +167,12 @@ def constrained_response(text: str, a: Arguments) -> bool:
 
 # --- content ----------------------------------------------------------------------------------------------------------
 def number_placeholders(text: str, a: Arguments) -> bool:
-    """Whether there are at least so many [placeholders]."""
-    return len(_found(r"\[.*?\]", text)) >= a["num_placeholders"]
+    """Returns whether there are at least so many [placeholders]."""
+    return len(_matches(r"\[.*?\]", text)) >= a["num_placeholders"]
 
 
 def postscript(text: str, a: Arguments) -> bool:
-    """Whether the marker occurs. "P.S." and "P.P.S" may have blanks between the letters."""
+    """Returns whether the marker occurs. "P.S." and "P.P.S" may have blanks between the letters."""
     marker = a["postscript_marker"].strip()
     known = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
     return re.search(known.get(marker, re.escape(marker.lower())), text.lower()) is not None
@@ -182,7 +183,7 @@ def repeat_prompt(text: str, a: Arguments) -> bool:
 
 
 def two_responses(text: str, a: Arguments) -> bool:
-    """Whether there are two different responses with ****** in between."""
+    """Returns whether there are two different responses with ****** in between."""
     result = _pieces(text.split("******"))
     return result is not None and len(result) == 2 and result[0].strip() != result[1].strip()
 
@@ -192,7 +193,7 @@ def end_checker(text: str, a: Arguments) -> bool:
 
 
 def quotation(text: str, a: Arguments) -> bool:
-    """Whether the whole answer stands in double quotation marks."""
+    """Returns whether the whole answer stands in double quotation marks."""
     whole = text.strip()
     return len(whole) > 1 and whole[0] == whole[-1] == '"'
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-DRAWS = 1000
-LEVEL = 0.95
+BOOTSTRAP_DRAWS = 1000
+CONFIDENCE_LEVEL = 0.95
 MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
-HEAPS = 2000  # sums that many units are dealt into, which moves an interval's width less than 1,000 draws do
+MAX_UNITS = 2000  # sums that many units are dealt into, which moves an interval's width less than 1,000 draws do
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +59,33 @@ UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
 
 
 def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Yields (b, units) how often each unit is drawn, in blocks of DRAWS rows in all."""
+    """Yields (b, units) how often each unit is drawn, in blocks of BOOTSTRAP_DRAWS rows in all."""
     step = max(1, MAX_WEIGHTS // units)
-    for start in range(0, DRAWS, step):
-        yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
+    for start in range(0, BOOTSTRAP_DRAWS, step):
+        yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, BOOTSTRAP_DRAWS - start)).astype(
+            np.float64
+        )
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """Returns sum(hits) / sum(weights) with its interval. Units are resampled.
 
     A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
-    promise too much. More than HEAPS units are dealt into heaps at random, and the sums of heaps are resampled; heaps
-    are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
+    promise too much. More than MAX_UNITS units are dealt into heaps at random, and the sums of heaps are resampled;
+    heaps are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
     """
     total = float(weights.sum())
     if total == 0:
         return UNDEFINED
     value, units = float(hits.sum()) / total, int((weights > 0).sum())
-    if len(weights) > HEAPS:
-        heap = rng.permutation(len(weights)) % HEAPS
+    if len(weights) > MAX_UNITS:
+        heap = rng.permutation(len(weights)) % MAX_UNITS
         hits, weights = (np.bincount(heap, one).astype(np.float64) for one in (hits, weights))
     drawn: list[NDArray[np.float64]] = []
     for counts in _draws(len(weights), rng):
         below = counts @ weights
         drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
-    low, high = np.nanquantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.nanquantile(np.concatenate(drawn), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return _open(Interval(value, float(low), float(high), units))
 
 
@@ -92,8 +94,8 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     if not len(hits):
         return UNDEFINED
     mean = float(hits.mean())
-    drawn = rng.binomial(len(hits), mean, size=DRAWS) / len(hits)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    drawn = rng.binomial(len(hits), mean, size=BOOTSTRAP_DRAWS) / len(hits)
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return _open(Interval(mean, float(low), float(high), len(hits)))
 
 
@@ -103,7 +105,7 @@ def _open(interval: Interval) -> Interval:
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial
     bound over the units is taken (Clopper and Pearson 1934).
     """
-    reach = 1 - ((1 - LEVEL) / 2) ** (1 / interval.units)
+    reach = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / interval.units)
     if interval.value <= 0:
         return Interval(interval.value, interval.low, max(interval.high, reach), interval.units)
     if interval.value >= 1:
@@ -129,5 +131,5 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
     result = result[~np.isnan(result)]
     if not len(result):
         return Interval(value, float("nan"), float("nan"), units)
-    low, high = np.quantile(result, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(result, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return Interval(value, float(low), float(high), units)

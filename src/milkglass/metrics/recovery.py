@@ -14,7 +14,7 @@ from milkglass.metrics.interval import Interval, ratio, resampled, share
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
-TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
+SAMPLE_TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def mean(
     """Returns the mean of values (total,) over the running tokens that count. Sentences are resampled."""
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
     sums = np.bincount(truth.owner, values * counted, len(truth)).astype(np.float64)
-    there = np.flatnonzero(weights)
+    nonzero = np.flatnonzero(weights)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray((counts @ sums[there]) / (counts @ weights[there]))
+        return np.asarray((counts @ sums[nonzero]) / (counts @ weights[nonzero]))
 
-    return resampled(statistic, len(there), rng)
+    return resampled(statistic, len(nonzero), rng)
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
@@ -75,11 +75,11 @@ def texts(
 ) -> dict[str, Interval]:
     """Returns ROUGE and METEOR of the decoded texts.
 
-    Empty texts, which any guess matches, are left out. Of more than TEXTS texts, a sample is compared.
+    Empty texts, which any guess matches, are left out. Of more than SAMPLE_TEXTS texts, a sample is compared.
     """
     selected = np.flatnonzero(truth.lengths)
-    if len(selected) > TEXTS:
-        selected = np.sort(rng.choice(selected, TEXTS, replace=False))
+    if len(selected) > SAMPLE_TEXTS:
+        selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
     guesses, originals = ([read(one) for one in part.chosen(selected)] for part in (guess, truth))
     return text.rouge(guesses, originals, rng)
 
@@ -88,18 +88,20 @@ def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> 
     """Returns micro-averaged precision, recall and F1 of each text's set of tokens."""
     if len(guess) != len(truth):
         raise ValueError(f"{len(guess)} bags for {len(truth)} texts")
-    sets = [(set(one.tolist()), set(other.tolist())) for one, other in zip(guess, truth, strict=True)]
-    both = np.array([len(one & other) for one, other in sets], np.float64)
-    guessed = np.array([len(one) for one, _ in sets], np.float64)
-    there = np.array([len(other) for _, other in sets], np.float64)
+    sets = [
+        (set(guessed_bag.tolist()), set(true_bag.tolist())) for guessed_bag, true_bag in zip(guess, truth, strict=True)
+    ]
+    common = np.array([len(guessed_bag & true_bag) for guessed_bag, true_bag in sets], np.float64)
+    guessed = np.array([len(guessed_bag) for guessed_bag, _ in sets], np.float64)
+    true_counts = np.array([len(true_bag) for _, true_bag in sets], np.float64)
     return {
-        "bag precision": ratio(both, guessed, rng),
-        "bag recall": ratio(both, there, rng),
-        "bag f1": ratio(2 * both, guessed + there, rng),
+        "bag precision": ratio(common, guessed, rng),
+        "bag recall": ratio(common, true_counts, rng),
+        "bag f1": ratio(2 * common, guessed + true_counts, rng),
     }
 
 
-def whole(
+def whole_texts(
     guess: Sequences, truth: Sequences, batches: Ids, read: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
     """Returns the recovery of whole texts, which an attacker gives in any order within their batch.
@@ -113,21 +115,22 @@ def whole(
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
-    assigned = _assigned(guess, truth, batches)
+    assigned = _assign(guess, truth, batches)
     shared = np.array([_shared(one, other) for one, other in zip(assigned, truth, strict=True)], np.float64)
     placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
-    alike = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
+    is_exact = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
     lengths = truth.lengths.astype(np.float64)
     measures = {
         "token recall": ratio(shared, lengths, rng),
         "tokens top-1": ratio(placed, lengths, rng),
         "tokens named": _named(guess, truth, batches, rng),
-        "exact texts": share(np.array(alike), rng),
+        "exact texts": share(np.array(is_exact), rng),
     }
     return measures | texts(assigned, truth, read, rng)
 
 
 def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
+    """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
     for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
         those = range(int(start), int(start + size))
@@ -137,7 +140,7 @@ def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Gene
     return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
 
-def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
+def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
     """Returns the guesses in the order of the true texts that they are assigned to."""
     from scipy.optimize import linear_sum_assignment
 

@@ -54,12 +54,12 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.meteor_score import single_meteor_score
 
-    before, after = wordpunct_tokenize(original), wordpunct_tokenize(guess)
-    if not before or not after:
-        same = float(before == after)
+    original_words, guess_words = wordpunct_tokenize(original), wordpunct_tokenize(guess)
+    if not original_words or not guess_words:
+        same = float(original_words == guess_words)
         return same, same, same, same
     scores = _scorer().score(original, guess)
-    meteor = single_meteor_score(before, after, stemmer=PorterStemmer(), wordnet=_NoSynonyms())
+    meteor = single_meteor_score(original_words, guess_words, stemmer=PorterStemmer(), wordnet=_NoSynonyms())
     return scores["rouge1"].fmeasure, scores["rouge2"].fmeasure, scores["rougeL"].fmeasure, float(meteor)
 
 

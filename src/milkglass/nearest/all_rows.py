@@ -4,8 +4,8 @@
 multiplied. A sample of columns gives a guess of the bound that a pair must reach. A guess that is too high leaves fewer
 than k pairs; such a row is compared with all others again, so that guesses cost time and never a neighbour. A guess
 that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then cut to the k best
-of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE rows, and two tiles for each
-core (20 MB each if all rows are equal), never n x n.
+of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_ROWS rows, and two tiles for
+each core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from milkglass.system import cores
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
-TILE = 1024  # rows and columns of a tile: 4 MB
+TILE_ROWS = 1024  # rows and columns of a tile: 4 MB
 SAMPLE_COLUMNS = 2048  # columns that guesses are made from
 HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
-PACKED = 0.8  # the pool is packed when a smaller share of it is free
-SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
+MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
+SEEDS_AT_A_TIME = (
+    64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
+)
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
@@ -61,25 +63,25 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     short = list[Future[Ids]]()
     with threads_each(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
         bounds = _guesses(unit, k, pool)
-        strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
-        done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
+        strips = [_Strip(top, k, bounds[top : top + TILE_ROWS]) for top in range(0, n, TILE_ROWS)]
+        done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for number, strip in enumerate(strips):
-            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
-            for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):
+            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE_ROWS))
+            for other_strip, (mine, theirs) in zip(strips[number:], tiles, strict=True):
                 strip.add(mine)
-                if other is not strip:
-                    other.add(theirs)
+                if other_strip is not strip:
+                    other_strip.add(theirs)
             short.append(pool.submit(strip.finish, *lists))
-            progress(int(done[number]))
-    _again(unit, np.concatenate([one.result() for one in short]), *lists)
+            progress(int(done_by_strip[number]))
+    _compare_again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
 
 
 def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
     """Writes the lists. A GPU compares each pair twice sooner than the processor takes out what it needs of one."""
     table = device.tensor(unit)
-    for top in range(0, len(unit), TILE):
-        block = table[top : top + TILE] @ table.T
+    for top in range(0, len(unit), TILE_ROWS):
+        block = table[top : top + TILE_ROWS] @ table.T
         block.diagonal(top).fill_(-math.inf)  # a row is not its own neighbour
         values, columns = block.sort(dim=1, descending=True, stable=True)  # topk gives equal values any order
         rows = slice(top, top + len(block))
@@ -91,10 +93,10 @@ def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
     """Yields the results in order, whichever is done first. Only a few wait to be taken."""
-    most, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
+    max_waiting, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
     for left in lefts:
         waiting.append(pool.submit(work, left))
-        if len(waiting) > most:
+        if len(waiting) > max_waiting:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
@@ -113,34 +115,38 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     heaps = min(size, max(HEAP_COLUMNS * place, size // HEAP_COLUMNS))
     deep = size // heaps
 
-    def guessed(top: int) -> NDArray[np.float32]:
-        block = sample(torch.from_numpy(unit[top : top + TILE]))[0].numpy()
+    def guess_bounds(top: int) -> NDArray[np.float32]:
+        """Returns the guessed bounds of a strip of rows."""
+        block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
         maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
         return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
 
-    return np.concatenate([*pool.map(guessed, range(0, n, TILE))])
+    return np.concatenate([*pool.map(guess_bounds, range(0, n, TILE_ROWS))])
 
 
-def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
+def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
     """Returns a tile's pairs that reach their row's bound, and, transposed, those that reach their column's."""
     import torch
 
     from milkglass.nearest.products import product
 
-    block = product(torch.from_numpy(unit[top : top + TILE]), torch.from_numpy(unit[left : left + TILE])).numpy()
-    if top == left:
+    block = product(
+        torch.from_numpy(unit[top : top + TILE_ROWS]), torch.from_numpy(unit[first_column : first_column + TILE_ROWS])
+    ).numpy()
+    if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
-    row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
-    mine = (row.astype(np.int16), column + np.int32(left), value)
-    if top == left:
+    row, column, value = _reached_pairs(block, block >= bounds[top : top + TILE_ROWS, None])
+    mine = (row.astype(np.int16), column + np.int32(first_column), value)
+    if top == first_column:
         return mine, mine
-    row, column, value = _reached(block, block >= bounds[left : left + TILE])
+    row, column, value = _reached_pairs(block, block >= bounds[first_column : first_column + TILE_ROWS])
     return mine, (column.astype(np.int16), row + np.int32(top), value)
 
 
-def _reached(
+def _reached_pairs(
     block: NDArray[np.float32], reached: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the rows, the columns and the values of a block where they reached their bounds."""
     at = np.flatnonzero(reached)
     row, column = np.divmod(at.astype(np.int32), np.int32(block.shape[1]))
     return row, column, block.ravel()[at]
@@ -148,24 +154,26 @@ def _reached(
 
 @dataclass
 class _Strip:
-    """The pairs of up to TILE rows that reached their bounds, in the order of their columns.
+    """The pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
 
     Attributes:
+        top: the number of the first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
+        pair_count: how many pairs are held.
     """
 
     top: int
     k: int
     bounds: NDArray[np.float32] = field(repr=False)
     pairs: list[Pairs] = field(default_factory=list, repr=False)
-    held: int = 0
+    pair_count: int = 0
 
     def add(self, pairs: Pairs) -> None:
         """Adds pairs whose columns are larger than all before."""
         self.pairs.append(pairs)
-        self.held += len(pairs[0])
-        if self.held > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
+        self.pair_count += len(pairs[0])
+        if self.pair_count > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
             self._cut()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
@@ -182,25 +190,26 @@ class _Strip:
         full = counts >= self.k
         self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
         row, place = np.nonzero(np.arange(self.k) < counts[:, None])
-        self.pairs, self.held = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
+        self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
 
     def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
         """Returns (b, k) the best columns and their cosines, ties by column, and (b,) how many pairs each row has."""
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
         counts = np.bincount(row, minlength=len(self.bounds))
         keys = np.full((len(counts), max(self.k, int(counts.max()))), np.iinfo(np.int64).max)
-        keys[np.arange(keys.shape[1]) < counts[:, None]] = _packed(column, value)[np.argsort(row, kind="stable")]
+        keys[np.arange(keys.shape[1]) < counts[:, None]] = _pack(column, value)[np.argsort(row, kind="stable")]
         keys.partition(self.k - 1, axis=1)
-        return *_unpacked(np.sort(keys[:, : self.k], axis=1)), counts
+        return *_unpack(np.sort(keys[:, : self.k], axis=1)), counts
 
 
-def _packed(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
+def _pack(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
     """Packs pairs into integers, which NumPy sorts faster than it ranks: by falling values, then columns."""
     falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
     return falling.astype(np.int64) << 32 | column
 
 
-def _unpacked(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _unpack(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the columns and values of packed pairs."""
     return keys.astype(np.int32), _ordered_bits(~(keys >> 32).astype(np.int32)).view(np.float32)
 
 
@@ -209,13 +218,13 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
+def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
-        part = rows[start : start + ROWS_COMPARED_AGAIN]
-        block = unit[part] @ unit.T
-        block[np.arange(len(part)), part] = -np.inf
-        ids[part], cosines[part] = best(block, ids.shape[1])
+        numbers = rows[start : start + ROWS_COMPARED_AGAIN]
+        block = unit[numbers] @ unit.T
+        block[np.arange(len(numbers)), numbers] = -np.inf
+        ids[numbers], cosines[numbers] = best(block, ids.shape[1])
 
 
 def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
@@ -230,23 +239,23 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
     require_k(k, n)
     rows = directions(vectors) if metric == "cosine" else vectors
     pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
-    free, left, result = np.ones(n, np.bool_), n, list[Ids]()
-    while left >= k:
-        waiting = waiting[free[waiting]]
-        if left < PACKED * len(pool):
-            pool = np.flatnonzero(free)
+    is_free, free_count, result = np.ones(n, np.bool_), n, list[Ids]()
+    while free_count >= k:
+        waiting = waiting[is_free[waiting]]
+        if free_count < MIN_FREE_SHARE * len(pool):
+            pool = np.flatnonzero(is_free)
             pooled = rows[pool]
-        taken = ~free[pool]
-        seeds = waiting[:SEEDS]
-        for seed, near in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
-            if not free[seed] or left < k:
+        is_taken = ~is_free[pool]
+        seeds = waiting[:SEEDS_AT_A_TIME]
+        for seed, similarity in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
+            if not is_free[seed] or free_count < k:
                 continue
-            near[taken] = -np.inf
-            near[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
-            group = best(near[None], k)[0][0]
-            taken[group], free[pool[group]] = True, False
-            left -= k
+            similarity[is_taken] = -np.inf
+            similarity[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
+            group = best(similarity[None], k)[0][0]
+            is_taken[group], is_free[pool[group]] = True, False
+            free_count -= k
             result.append(pool[group])
             progress(k)
-    result[-1] = np.concatenate([result[-1], np.flatnonzero(free)])
+    result[-1] = np.concatenate([result[-1], np.flatnonzero(is_free)])
     return result

@@ -24,10 +24,10 @@ from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
-TINY = 1e-30  # the length of a row without direction
-PROBED = 16  # rows of a table whose first look is tried
-UNDECIDED = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
-ROUNDED = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
+MIN_LENGTH = 1e-30  # the length of a row without direction
+PROBED_ROWS = 16  # rows of a table whose first look is tried
+MAX_UNDECIDED_SHARE = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
+BF16_ROUNDING = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
 
 Number = TypeVar("Number", np.float32, np.float64)
 Value = TypeVar("Value", float, torch.Tensor)
@@ -43,7 +43,7 @@ class Slack:
 
     Attributes:
         fixed: a number, or (b, 1) for rows of values.
-        share: 0, or `ROUNDED` of values that are rounded to bf16.
+        share: 0, or `BF16_ROUNDING` of values that are rounded to bf16.
     """
 
     fixed: float | torch.Tensor
@@ -105,18 +105,22 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
     linear = onednn_linear()
     if linear is None:
         return
-    for one in model.modules():
-        if type(one) is torch.nn.Linear and one.weight.device.type == "cpu" and one.weight.dtype == torch.float32:
-            weight, bias = one.weight.detach(), one.bias
+    for module in model.modules():
+        if (
+            type(module) is torch.nn.Linear
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.float32
+        ):
+            weight, bias = module.weight.detach(), module.bias
             whole = (packed(weight), bias)
             rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
-            one.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
+            module.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
 
 
-def _linear(linear: Linear, whole: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
+def _linear(linear: Linear, exact: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
     if rough is not None and torch.is_autocast_enabled("cpu"):
         return linear(x.bfloat16(), *rough)
-    return linear(x.float(), *whole)
+    return linear(x.float(), *exact)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -179,7 +183,7 @@ class Cosines:
         shift: (d,) subtracted from each row. None: nothing.
         unit: for a small table the rows of length 1 in oneDNN's layout.
         lost: how much of a row of length 1 is lost in bf16 at most, if a first look is made in it; else None.
-        held: the table where single rows are taken from; by default the table itself.
+        row_source: the table where single rows are taken from; by default the table itself.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -187,7 +191,7 @@ class Cosines:
     shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
     lost: float | None
-    held: torch.Tensor | None = field(default=None, repr=False)
+    row_source: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
@@ -200,7 +204,7 @@ class Cosines:
         unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
         if here and look and quick_in_bf16():
             coarse = cls._in_bf16(table, scale, unit)
-            if coarse is not None and coarse._undecided(look) <= UNDECIDED * len(table):
+            if coarse is not None and coarse._undecided(look) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
         return cls(table, scale, shift, None if unit is None else packed(unit), None)
 
@@ -209,12 +213,12 @@ class Cosines:
         """Returns cosines with a first look. None: numbers of the table may be lost altogether."""
         if unit is not None:
             return cls(table, scale, None, packed(unit.bfloat16()), _lost(unit, torch.ones_like(scale)))
-        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / TINY))
+        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / MIN_LENGTH))
         return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
 
     def _undecided(self, k: int) -> float:
         """Returns how many rows may be among the k nearest by this look, as the mean over some rows of the table."""
-        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED).long()]
+        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED_ROWS).long()]
         values, slack = self(some)
         values.nan_to_num_(-torch.inf)
         least = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
@@ -228,7 +232,7 @@ class Cosines:
         if self.lost is not None:
             look = rows.bfloat16()
             lost = _lost(rows, torch.ones(len(rows)))
-            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, ROUNDED), look
+            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, BF16_ROUNDING), look
         if self.unit is None:
             return self.products(rows).mul_(self.scale), slack
         return product(rows, self.unit).float(), slack
@@ -239,13 +243,13 @@ class Cosines:
         if len(others) > step:
             return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
         scale = self._scales
-        unit = taken(self.source, np.array([row]), np.float32)[0] * scale[row]
-        result: NDArray[np.float32] = (taken(self.source, others, np.float32) @ unit) * scale.take(others)
+        unit = take_rows(self.source, np.array([row]), np.float32)[0] * scale[row]
+        result: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
         return result
 
     @property
     def source(self) -> torch.Tensor:
-        return self.table if self.held is None else self.held
+        return self.table if self.row_source is None else self.row_source
 
     @cached_property
     def _scales(self) -> NDArray[np.float32]:
@@ -253,18 +257,18 @@ class Cosines:
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in factors of the rows' dtype."""
-        parts, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
-        if direct and len(parts) == 1:
+        all_blocks, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
+        if direct and len(all_blocks) == 1:
             return product(rows, self.table).float()
         n, d = self.table.shape
         result = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
         # Memory that is taken anew for each part would cost more than the conversion
-        held = torch.empty(0 if direct else parts[0].stop, d, dtype=rows.dtype, device=self.table.device)
-        for part in parts:
-            some = self.table[part]
+        buffer = torch.empty(0 if direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
+        for block in all_blocks:
+            some = self.table[block]
             if not direct:
-                some = held[: len(some)].copy_(some)
-            result[:, part] = product(rows, some if self.shift is None else some.sub_(self.shift))
+                some = buffer[: len(some)].copy_(some)
+            result[:, block] = product(rows, some if self.shift is None else some.sub_(self.shift))
         return result
 
     @property
@@ -283,13 +287,13 @@ def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def lengths(rows: torch.Tensor) -> torch.Tensor:
-    """Returns (b,) the lengths in fp32, at least `TINY`."""
+    """Returns (b,) the lengths in fp32, at least `MIN_LENGTH`."""
     rows = rows.float()
     result = torch.linalg.vector_norm(rows, dim=1)
     odd = (result < 1e-15) | (result > 1e15)  # squares leave fp32
     if odd.any():
         result[odd] = torch.linalg.vector_norm(rows[odd].double(), dim=1).float()
-    return result.clamp_min_(TINY)
+    return result.clamp_min_(MIN_LENGTH)
 
 
 def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
@@ -313,13 +317,13 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
-    rows = taken(table, np.append(others, row), np.float64)
-    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), TINY)
+    rows = take_rows(table, np.append(others, row), np.float64)
+    norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
     result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
     return result
 
 
-def taken(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
+def take_rows(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
     """Returns (m, d) some rows of a table. NumPy takes them far faster than torch."""
     if table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous():
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)

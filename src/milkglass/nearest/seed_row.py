@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from milkglass.nearest.products import Cosines, Slack, exact
 from milkglass.nearest.select import Ids, LikelyRow
 
-DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
-OUTSIDE = -2.0  # the rough value of rows that do not take part
+COSINE_DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
+OUTSIDE_VALUE = -2.0  # the rough value of rows that do not take part
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SeedRow:
     """One row's cosines with all rows of a table (n, d).
 
     Attributes:
-        rough: (n,) fp32; `OUTSIDE` for a row that does not take part.
+        rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
         place: (n,) the order of equal cosines.
         likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
@@ -37,12 +37,12 @@ class SeedRow:
     place: Ids = field(repr=False)
     likely: LikelyRow = field(repr=False)
 
-    def nearest(self, free: NDArray[np.bool_], count: int, at: float) -> Ids:
+    def nearest(self, is_free: NDArray[np.bool_], count: int, at: float) -> Ids:
         """Returns the `count` nearest of the free rows (n,) that reach a quantile, nearest first.
 
         `at` is the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
         """
-        rows, values = self._candidates(free, count, at)
+        rows, values = self._candidates(is_free, count, at)
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
         # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
@@ -75,14 +75,14 @@ class SeedRow:
         """Returns the quantile of exact cosines: those surely above its two neighbours are counted, not measured."""
         index = int(at)
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
-        rows, index = rows[self.rough[rows] > OUTSIDE], index - above
+        rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
         if self._coarse:
             values = self.cosines.measured(self.row, rows)
             near, above = _around(values, _pair(values, index), self.cosines.slack)
             rows, index = rows[near], index - above
         cosines = self._measured(rows)[1]
         high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
-        return round(high + (at - int(at)) * (low - high), DECIMALS)
+        return round(high + (at - int(at)) * (low - high), COSINE_DECIMALS)
 
     def _apart(self, values: NDArray[np.float32]) -> bool:
         """Returns whether the order of fp32 values, largest first, is certain.
@@ -101,15 +101,15 @@ class SeedRow:
         least = self.slack.below(cosine)
         return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
 
-    def _candidates(self, free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
+    def _candidates(self, is_free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
         """Returns all free rows that may be among the `count` nearest and reach the quantile, with fp32 values."""
         (high, _), rows, values, _ = self.likely
-        rows, values = rows[free[rows]], values[free[rows]]
+        rows, values = rows[is_free[rows]], values[is_free[rows]]
         enough = len(rows) >= count
         least = _twice_below(_kth(values, count) if enough else self._rough_pair(int(at))[1], self.slack)
         if not enough or least < high:
             rows = np.flatnonzero(self.rough >= least)
-            rows = rows[free[rows]]
+            rows = rows[is_free[rows]]
             values = self.rough[rows]
         rows, values = _best(rows, values, count, self.slack)
         if not self._coarse:
@@ -120,12 +120,12 @@ class SeedRow:
         """Returns the rough values of an index and the next, from 0, largest first."""
         values = self.likely.low_values
         if len(values) < index + 2 or len(values) == len(self.rough):
-            values = self.rough[self.rough > OUTSIDE]
+            values = self.rough[self.rough > OUTSIDE_VALUE]
         return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns rows and exact cosines, nearest first, ties by place."""
-        cosines = np.round(exact(self.cosines.source, self.row, rows), DECIMALS)
+        cosines = np.round(exact(self.cosines.source, self.row, rows), COSINE_DECIMALS)
         by = np.lexsort((self.place[rows], -cosines))
         return rows[by], cosines[by]
 

@@ -41,6 +41,8 @@ class Likely:
     """The `LikelyRow` of many rows, of which some are used.
 
     Attributes:
+        similarity: (b, n) of all columns.
+        bounds: (b, 2) values that enough columns reach.
         lower: which bound was searched for: 1, or 0 if the lower one is -inf.
         places: of all rows' columns that reach it, in order.
         spans: (b + 1,) where each row's places begin.
@@ -72,6 +74,7 @@ class Likely:
 
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
+    """Returns (rows, counts) values that at least `count` of each row reach; -inf: none is known."""
     rows, n = similarity.shape
     heaps = max(1, n // HEAP_COLUMNS)
     maxima = _maxima(similarity, heaps)

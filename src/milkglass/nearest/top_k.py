@@ -72,19 +72,22 @@ class ExactIndex:
         """Returns the k nearest rows for queries (q, d)."""
         k = min(k, len(self.table))
         step = max(16, COSINE_BYTES // (4 * len(self.table)))
-        parts = [self._block(part.float(), k) for part in queries.to(self.table.device).split(step) if len(part)]
+        top_of_blocks = [
+            self._block(part.float(), k) for part in queries.to(self.table.device).split(step) if len(part)
+        ]
         empty = TopK(torch.empty(0, k, dtype=torch.long), torch.empty(0, k))
-        parts = parts or [empty]
-        return TopK(torch.cat([one.rows for one in parts]), torch.cat([one.values for one in parts]))
+        top_of_blocks = top_of_blocks or [empty]
+        return TopK(torch.cat([one.rows for one in top_of_blocks]), torch.cat([one.values for one in top_of_blocks]))
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
+        """Returns the k nearest rows to one block of queries."""
         values, slack = self._compared(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
         query, row = _places(values >= slack.below(slack.below(_reached_by(values, k)[:, None])))
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
-        measured = self._measured(queries, query, row)
+        measured = self._measure(queries, query, row)
         padded = measured.new_full((len(queries), int(counts.max())), -torch.inf)
         within = torch.arange(len(query), device=query.device) - first[query]
         padded[query, within] = measured
@@ -100,17 +103,20 @@ class ExactIndex:
         slack = self.cosines.slack.fixed * longest * (lengths(rows) + longest)
         return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
 
-    def _measured(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def _measure(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Returns (p,) the values of pairs, in fp64 for distances."""
         step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
         unit = self.metric == "cosine"
-        given = queries / lengths(queries)[:, None] if unit else queries.double()  # products of tiny rows would be zero
+        # products of tiny rows would be zero
+        scaled_queries = queries / lengths(queries)[:, None] if unit else queries.double()
         result = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
             if unit:
-                value = torch.linalg.vecdot(given[mine], self.table[theirs].float()) * self.cosines.scale[theirs]
+                value = (
+                    torch.linalg.vecdot(scaled_queries[mine], self.table[theirs].float()) * self.cosines.scale[theirs]
+                )
             else:
-                value = (given[mine] - self.table[theirs]).square().sum(1) / -2
+                value = (scaled_queries[mine] - self.table[theirs]).square().sum(1) / -2
             result.append(value)
         return torch.cat(result).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 

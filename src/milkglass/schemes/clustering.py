@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device
-from milkglass.nearest.products import BLOCK_BYTES, TINY, Cosines, Slack, blocks, threads_each
-from milkglass.nearest.seed_row import DECIMALS, OUTSIDE, SeedRow
+from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, threads_each
+from milkglass.nearest.seed_row import COSINE_DECIMALS, OUTSIDE_VALUE, SeedRow
 from milkglass.nearest.select import Likely
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
@@ -62,14 +62,14 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     """
     place = np.full(len(table), -1, np.int64)
     place[order] = np.arange(len(order))
-    free = place >= 0  # by row of the table
+    is_free = place >= 0  # by row of the table
     at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), held=table)
-    for row in _rows(cosines, order, free, place, (6 * k, int(at) + 2), 5 * k):
-        free[row.row] = False
-        members = row.nearest(free, k - 1, at) if k > 1 else order[:0]
-        free[members] = False
+    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
+    for row in _rows(cosines, order, is_free, place, (6 * k, int(at) + 2), 5 * k):
+        is_free[row.row] = False
+        members = row.nearest(is_free, k - 1, at) if k > 1 else order[:0]
+        is_free[members] = False
         clusters.append(np.concatenate([[row.row], members]))
         if progress:
             progress(1 + len(members))
@@ -77,21 +77,23 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
 
 
 def _rows(
-    cosines: Cosines, order: Ids, free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
+    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
-    most = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(free))))
+    max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     at = 0
 
-    def following() -> Ids:
+    def next_seeds() -> Ids:
+        """Returns the seeds of the next wave."""
         nonlocal at
-        left = order[at:]
-        left = left[free[left]]
+        remaining = order[at:]
+        remaining = remaining[is_free[remaining]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        seeds = left[: max(min(most, MIN_WAVE_SEEDS), min(most, len(left) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS)]
+        whole_blocks = min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
+        seeds = remaining[: max(min(max_seeds, MIN_WAVE_SEEDS), whole_blocks)]
         at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
@@ -101,15 +103,15 @@ def _rows(
     with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def begun() -> list[Future[_Wave]]:
-            parts = [part for part in np.array_split(following(), workers) if len(part)]
-            return [pool.submit(_Wave.of, cosines, part, place, counts) for part in parts]
+            parts = [future for future in np.array_split(next_seeds(), workers) if len(future)]
+            return [pool.submit(_Wave.of, cosines, future, place, counts) for future in parts]
 
         wave = begun()
         while wave:
-            after = begun()
-            for part in wave:
-                yield from part.result().free_ones(free)
-            wave = after  # rows of a wave that was read take memory no longer
+            next_wave = begun()
+            for future in wave:
+                yield from future.result().free_ones(is_free)
+            wave = next_wave  # rows of a wave that was read take memory no longer
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class _Wave:
     """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
 
     Attributes:
-        rough: (b, n) their cosines, `OUTSIDE` for a row that does not take part.
+        rough: (b, n) their cosines, `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of these.
         likely: the entries of each row that reach likely thresholds.
     """
@@ -132,14 +134,14 @@ class _Wave:
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
-        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE
+        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE_VALUE
         values = device.array(rough)
         return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
 
-    def free_ones(self, free: NDArray[np.bool_]) -> Iterator[SeedRow]:
+    def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
         for at, seed in enumerate(self.seeds.tolist()):
-            if free[seed]:
+            if is_free[seed]:
                 yield SeedRow(self.cosines, seed, self.rough[at], self.slack, self.place, self.likely[at])
 
 
@@ -151,7 +153,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
-    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(TINY))
+    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
     sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
     few, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
     for some in np.split(few, range(step, len(few), step)):
@@ -166,7 +168,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
             fits = others & (sizes + size < 2 * k)
             j = int(np.where(fits if fits.any() else others, cosines[row], -np.inf).argmax())
             means[j] += (means[i] - means[j]) * np.float32(size / (sizes[j] + size))
-            lengths[j] = max(np.linalg.norm(means[j]), np.float32(TINY))
+            lengths[j] = max(np.linalg.norm(means[j]), np.float32(MIN_LENGTH))
             if j in row_of:
                 mine[row_of[j]] = means[j]
                 cosines[row_of[j]] = means @ means[j] / lengths
@@ -216,7 +218,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
 def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
     """Computes lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
-    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
+    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), COSINE_DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
     u = np.round((epsilon * cosines / 2 + scale * z) / SCORE_STEP) * SCORE_STEP
     e = np.exp(u - u.max(2, keepdims=True))

@@ -34,20 +34,20 @@ class SplitScene:
 
 
 def build(
-    base: Checkpoint, about: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
+    base: Checkpoint, description: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
     """Builds the scene of a client's texts.
 
     Raises UsageError if there is too little text for an audit, and CodecError for an unreadable one.
     """
     texts = texts_of(files.text, files.rows)
-    private, alike = divided(_sendable(client.reader, texts), files)
+    private, same_kind = divided(_sendable(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
-    attackers[ALIKE] = alike
+    attackers[ALIKE] = same_kind
     scene = scene_of(base, client, server, private, attackers)
     require_texts(scene, attackers)
-    info = {"name": about.method, **about.parameters}
-    return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(private) - len(alike))
+    info = {"name": description.method, **description.parameters}
+    return SplitScene(replace(scene, scheme=info, model=description.model), len(texts) - len(private) - len(same_kind))
 
 
 def texts_of(source: Source, most: int | None) -> list[str]:

@@ -22,7 +22,7 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, U
 from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import require_base
-from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.halves import CONFIG, read_description
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
@@ -42,19 +42,19 @@ class ClientHalf:
     client: EncoderClient = field(repr=False)
 
     @classmethod
-    def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
+    def open(cls, folder: Path, base: Checkpoint, description: folders.ClientAbout, sending: int = 0) -> ClientHalf:
         """Opens a half, and reserves the numbers of texts to be sent.
 
         Raises CorruptCheckpoint for a damaged folder, and KeyForOtherModel if the base is not the model that was split.
         """
-        defence = restored(about.method, about.parameters, about.training)
+        defence = restored(description.method, description.parameters, description.training)
         if not sending:
-            return cls(about, defence.load_client(base, folder))
+            return cls(description, defence.load_client(base, folder))
         with locked(folder / CONFIG):
             client = defence.load_client(base, folder)
             raw = read_json(folder / CONFIG)
             files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + sending}))
-        return cls(about, client)
+        return cls(description, client)
 
     def classify(
         self,
@@ -71,10 +71,10 @@ class ClientHalf:
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         result = []
-        for part in parts(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
-            frame = self.client.frame(texts[part], None if pairs is None else pairs[part])
+        for texts_of_frame in parts(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
+            frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
             logits = self.client.receive(answer(frame))
-            count = part.stop - part.start
+            count = texts_of_frame.stop - texts_of_frame.start
             if logits.shape != (count, len(self.about.labels)):
                 raise RemoteError(
                     f"{count} texts of {len(self.about.labels)} classes have an answer of another shape",
@@ -102,24 +102,24 @@ class ClientHalf:
 
 
 def require_sendable(
-    folder: Path, about: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
+    folder: Path, description: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
 ) -> None:
     """Checks what needs no server.
 
     Raises KeyForOtherModel for another base, UsageError if the half was trained on pairs and the texts are single, or
     the reverse, and CodecError for a text that has no token or is too long.
     """
-    require_base(described(folder), folder, base)
-    require_pairs(about, pairs is not None)
-    length = restored(about.method, about.parameters, about.training).training.max_length
+    require_base(read_description(folder), folder, base)
+    require_pairs(description, pairs is not None)
+    length = restored(description.method, description.parameters, description.training).training.max_length
     PublicTokenizer(base.folder, length).encode(texts, pairs)
 
 
-def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
-    if pairs != about.pairs:
+def require_pairs(description: folders.ClientAbout, pairs: bool) -> None:
+    if pairs != description.pairs:
         raise UsageError(
-            "this model reads pairs of texts" if about.pairs else "this model reads single texts",
-            "give a second text for each" if about.pairs else "leave the second texts out",
+            "this model reads pairs of texts" if description.pairs else "this model reads single texts",
+            "give a second text for each" if description.pairs else "leave the second texts out",
         )
 
 

@@ -48,10 +48,10 @@ class ServerAbout:
     parameters: Mapping[str, Any]
 
 
-def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
+def write(folder: Path, description: ClientAbout | ServerAbout) -> None:
     """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
-    half = "client" if isinstance(about, ClientAbout) else "server"
-    value = {"milkglass_split": VERSION, "half": half, **asdict(about)}
+    half = "client" if isinstance(description, ClientAbout) else "server"
+    value = {"milkglass_split": VERSION, "half": half, **asdict(description)}
     files.write(folder / NAME, json_text(value), private=half == "client")
 
 
@@ -77,21 +77,22 @@ def server_about(folder: Path) -> ServerAbout:
 
 def require_one_split(client: Path, server: Path) -> ClientAbout:
     """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
-    about, other = client_about(client), server_about(server)
-    if about.method != other.method:
+    client_half, server_half = client_about(client), server_about(server)
+    if client_half.method != server_half.method:
         raise UsageError(
-            f"{client} is a half of {about.method}, and {server} one of {other.method}",
+            f"{client} is a half of {client_half.method}, and {server} one of {server_half.method}",
             "give two that were made together",
         )
-    if weights_digest(server) != about.server:
+    if weights_digest(server) != client_half.server:
         raise UsageError(
-            f"{client} and {server} are halves of {about.method} from two different trainings",
+            f"{client} and {server} are halves of {client_half.method} from two different trainings",
             "give two that were made together",
         )
-    return about
+    return client_half
 
 
 def _read(folder: Path, half: str) -> dict[str, Any]:
+    """Reads a half's description. Raises UsageError, CorruptCheckpoint."""
     if not (folder / NAME).is_file():
         raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / NAME)

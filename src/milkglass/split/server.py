@@ -49,18 +49,21 @@ class ServerHalf:
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
         """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
-        about, known = halves.described(folder), folders.server_about(folder)
+        description, server_description = halves.read_description(folder), folders.server_about(folder)
         try:
-            config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
-            pooled, width = bool(about["pooled"]), int(config["hidden_size" if "hidden_size" in config else "dim"])
+            config, classes, layer = description["model"], int(description["classes"]), int(description["layer"])
+            pooled = bool(description["pooled"])
+            width = int(config["hidden_size" if "hidden_size" in config else "dim"])
             length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(
                 f"{halves.CONFIG} in {folder.name} lacks an entry", "copy the folder again"
             ) from error
-        info = EncoderInfo(known.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder))
-        defence = restored(known.method, known.parameters)
-        return cls(defence.server(folder, _served(folder, defence, config, classes), about), info)
+        info = EncoderInfo(
+            server_description.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder)
+        )
+        defence = restored(server_description.method, server_description.parameters)
+        return cls(defence.server(folder, _served(folder, defence, config, classes), description), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns (texts, outputs) logits. Raises BadUpload or UsageError for a frame that this half cannot take."""
@@ -73,6 +76,7 @@ class ServerHalf:
         return logits
 
     def _require(self, sent: Activations) -> None:
+        """Raises BadUpload if the states are not of this half, or too many or too long."""
         width, info = sent.hidden.shape[1], self.info
         if width != info.width:
             raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)
@@ -93,13 +97,13 @@ def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], c
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
-    app, most = web_app("Milkglass split"), half.info.max_body
+    app, max_body = web_app("Milkglass split"), half.info.max_body
     app.include_router(_routes(half))
     app.add_middleware(
         Guard,
         token=token,
-        rule=lambda scope: BodyRule(most if scope["method"] == "POST" and scope["path"] == PATH else 0),
-        most_held=HELD_BODIES * most,
+        rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == PATH else 0),
+        most_held=HELD_BODIES * max_body,
         limits=Limits(),
     )
     return app
@@ -129,7 +133,7 @@ def _routes(half: ServerHalf) -> APIRouter:
     return router
 
 
-def opened(folder: Path) -> ServerHalf:
+def open_half(folder: Path) -> ServerHalf:
     """Opens the half to serve, and raises this process's limits for serving. Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)

@@ -19,7 +19,7 @@ PATH, STREAM = "/v1/split", "/v1/split/stream"
 Dtype = Literal["bfloat16", "float16", "float32"]
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
-SPARE = 4096  # bytes of a frame besides the states: its header, and `about`
+SPARE_BYTES = 4096  # bytes of a frame besides the states: its header, and `about`
 MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
 ENCODER_HINT = "is `milkglass split serve` there?"
 DECODER_HINT = "is `milkglass split serve` of a decoder there?"
@@ -50,7 +50,7 @@ class EncoderInfo:
     @property
     def max_rows(self) -> int:
         """Returns the most states of a frame, given 8 more bytes for each text's length."""
-        return max(1, (self.max_body - SPARE - 8 * self.max_texts) // (4 * self.width))
+        return max(1, (self.max_body - SPARE_BYTES - 8 * self.max_texts) // (4 * self.width))
 
     def document(self) -> dict[str, Any]:
         return {"object": "split", **asdict(self)}
@@ -117,8 +117,8 @@ class OpenRequest(RequestBody):
 def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
     """Returns the entries that a dataclass of plain fields takes, of a server's answer, or raises RemoteError."""
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
-    for one in fields(kind):
-        value: Any = raw.get(one.name)
-        if type(value) not in kinds[str(one.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
-            raise RemoteError(f"the server's answer has no usable {one.name}", hint)
+    for field in fields(kind):
+        value: Any = raw.get(field.name)
+        if type(value) not in kinds[str(field.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
+            raise RemoteError(f"the server's answer has no usable {field.name}", hint)
     return {one.name: raw[one.name] for one in fields(kind)}

@@ -79,11 +79,12 @@ def require_readable(
     defence.require(base)
     reader = PublicTokenizer(base.folder, UNLIMITED)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
-    least, most = special + (2 if data.pairs else 1), reader.limit
-    if max_length is not None and not least <= max_length <= most:
+    shortest, longest = special + (2 if data.pairs else 1), reader.limit
+    if max_length is not None and not shortest <= max_length <= longest:
         raise UsageError(
-            f"max_length is {max_length}, and this model reads {least} to {most} tokens, {special} of them special",
-            f"give {least} to {most}; {min(most, HalvesTraining().max_length)} is the default",
+            f"max_length is {max_length}, and this model reads {shortest} to {longest} tokens, "
+            f"{special} of them special",
+            f"give {shortest} to {longest}; {min(longest, HalvesTraining().max_length)} is the default",
         )
     with naming(data.names.__getitem__) if data.names else nullcontext():
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
@@ -114,15 +115,15 @@ def make(
     """Trains, and writes both folders. `progress` receives each step."""
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
-        with _watched(progress):
+        with _report_steps(progress):
             half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), near_server / "half")
         half.save(near_client / "half")
         folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
-        about = folders.ClientAbout(
+        description = folders.ClientAbout(
             defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.pairs,
             folders.weights_digest(near_server / "half"),
         )  # fmt: skip
-        folders.write(near_client / "half", about)
+        folders.write(near_client / "half", description)
         _place({near_client / "half": client, near_server / "half": server})
 
 
@@ -135,19 +136,20 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _place(moves: dict[Path, Path]) -> None:
-    done: list[Path] = []
+    """Moves both halves to their places, or neither."""
+    moved: list[Path] = []
     try:
         for partial, target in moves.items():
             files.finish(partial, target)
-            done.append(target)
+            moved.append(target)
     except BaseException:  # one half alone is of no use
-        for target in done:
+        for target in moved:
             shutil.rmtree(target)
         raise
 
 
 @contextmanager
-def _watched(progress: Progress) -> Iterator[None]:
+def _report_steps(progress: Progress) -> Iterator[None]:
     """Reports each step of a training: torch calls this hook after every optimiser step in this process."""
     handle = register_optimizer_step_post_hook(lambda *_: progress(1))
     try:
@@ -176,10 +178,10 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
     reverse.
     """
     examples = list(read_examples(source))
-    for one in examples:
-        if one.label not in labels:
+    for example in examples:
+        if example.label not in labels:
             raise CodecError(
-                f"{one.place(source)} has a label that the training file lacks", "use the same label names"
+                f"{example.place(source)} has a label that the training file lacks", "use the same label names"
             )
     if any((one.pair is not None) != pairs for one in examples):
         raise CodecError(
@@ -189,17 +191,19 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
 
 
 def _numbered(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
+    """Returns the examples with the numbers of their labels."""
     second = [one.pair or "" for one in examples] if pairs else None
     return LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], second)
 
 
-def evaluate(half: ClientHalf, other: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
+def evaluate(half: ClientHalf, server_half: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
+    """Returns how many of the texts the two halves classify rightly. Texts that are too long are left out."""
     fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
     short = np.flatnonzero(fits).tolist()
     if not short:
         raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
     texts = [evaluated.texts[i] for i in short]
     pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]
-    result = half.classify(texts, pairs, other.info, other.answer, progress).argmax(1)
+    result = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
     right = float((result == np.array(evaluated.labels)[short]).mean())
     return Evaluation(right, len(short), len(fits) - len(short))

@@ -1,9 +1,10 @@
 """How long attacks may take.
 
-A budget counts one of three things: the processor's seconds by default, so that a busy machine finds no less; the
-clock's for a command's --budget; or work (`Budget.of_work`), where an attack says what each of its steps costs in
-seconds of one core of the machine on which attacks were timed. Work is the same on every machine and every run, so that
-what a budget of work cuts is, too. An attack asks its budget and ends by itself; `ended_with` ends one that does not.
+A budget counts one of three things: the processor's seconds by default, so that a busy machine finds no less (`ui`,
+`audit --records`, `audit_defence`); the clock's (all other audits); or work (`Budget.of_work`, which `compare` uses),
+where an attack says what each of its steps costs in seconds of one core of the machine on which attacks were timed.
+Work is the same on every machine and every run, so that what a budget of work cuts is, too. An attack asks its budget
+and ends by itself; `ended_with` ends one that does not.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class OutOfTime(BaseException):
     """Ends an attack that does not end by itself. No `except Exception` of an attack catches it."""
 
 
-AGAIN = 0.5  # seconds until an attack that went on is ended again
+REPEAT_SECONDS = 0.5  # seconds until an attack that went on is ended again
 
 
 @contextmanager
@@ -116,11 +117,11 @@ def ended_with(deadline: Budget | None) -> Iterator[None]:
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, end)
-    other, every = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), AGAIN)
+    other_delay, other_interval = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), REPEAT_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
-        if other:
-            signal.setitimer(signal.ITIMER_REAL, max(0.01, other - (time.monotonic() - started)), every)
+        if other_delay:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, other_delay - (time.monotonic() - started)), other_interval)

@@ -68,7 +68,7 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     def save(self, folder: Path) -> None:
-        """Write this half into a new folder that only its owner can read. File names and sizes must reveal no text."""
+        """Writes this half into a new folder that only its owner can read. File names and sizes must reveal no text."""
 
 
 class Server(abc.ABC):

@@ -70,12 +70,12 @@ class Candidates:
         at = [i for i, one in enumerate(self.groups) if np.isin(one.rows, responses.values).all()]
         if not at:
             return self
-        own = [self.groups[i].members for i in at]
-        ends = np.cumsum([len(one) for one in own])
+        members_of_groups = [self.groups[i].members for i in at]
+        ends = np.cumsum([len(one) for one in members_of_groups])
         likelihood = np.zeros((len(at), int(ends[-1])))
-        for row, (end, members) in enumerate(zip(ends.tolist(), own, strict=True)):
+        for row, (end, members) in enumerate(zip(ends.tolist(), members_of_groups, strict=True)):
             likelihood[row, end - len(members) : end] = responses.advantage
-        merged = Group(np.concatenate([self.groups[i].rows for i in at]), np.concatenate(own))
+        merged = Group(np.concatenate([self.groups[i].rows for i in at]), np.concatenate(members_of_groups))
         rest = [i for i in range(len(self.groups)) if i not in {*at}]
         groups = (*(self.groups[i] for i in rest), merged)
         return Candidates(groups, (*(self.likelihood[i] for i in rest), likelihood))

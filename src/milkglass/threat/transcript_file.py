@@ -68,11 +68,11 @@ class Recorder:
         return cls(folder, 0)
 
     def add_tokens(self, ids: Sequences, purpose: str) -> None:
-        self._ids("tokens", ids, {"purpose": purpose})
+        self._write_ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
         more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
-        self._ids("outputs", ids, {}, more)
+        self._write_ids("outputs", ids, {}, more)
 
     def add_weights(self, model: Path, tuned: bool) -> None:
         """Adds a checkpoint's config and tensor files, by links if the file system can."""
@@ -85,9 +85,10 @@ class Recorder:
                     _link(file, target / file.name)
             self._add({"kind": "weights", "folder": target.name, "tuned": tuned})
 
-    def _ids(
+    def _write_ids(
         self, kind: str, ids: Sequences, more: dict[str, Any], tensors: dict[str, NDArray[np.int32]] | None = None
     ) -> None:
+        """Writes ids into a file of their own, and adds it to the index."""
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
         with self._lock:
             name = f"{kind}-{self._count:05}.safetensors"
@@ -111,14 +112,15 @@ def load(folder: Path) -> Transcript:
 
 def digest(folder: Path) -> str:
     """Returns a digest of all files of a transcript that an attack reads."""
-    whole = hashlib.sha256((folder / INDEX).read_bytes())
+    sha256 = hashlib.sha256((folder / INDEX).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
-            whole.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            sha256.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return sha256.hexdigest()
 
 
 def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
+    """Reads one observation. Raises CorruptCheckpoint."""
     kind = entry.get("kind")
     if kind == "weights":
         tuned = entry.get("tuned")

@@ -96,7 +96,7 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 
 
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
-    """Grade a guess. No other function sees both a guess and the truth. Special tokens are never counted.
+    """Grades a guess. No other function sees both a guess and the truth. Special tokens are never counted.
 
     Returns:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
@@ -115,7 +115,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     if guess.texts is not None:
         batches = np.ones(len(sent), np.int64) if truth.batches is None else truth.batches
         result = guess.texts.kept(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole(result, sent.kept(counted), batches, truth.read, rng))
+        return Recovery(recovery.whole_texts(result, sent.kept(counted), batches, truth.read, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):

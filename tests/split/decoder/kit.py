@@ -21,7 +21,7 @@ from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.gate import Gate
-from milkglass.split.decoder.server import SessionTable, opened
+from milkglass.split.decoder.server import SessionTable, open_layers
 from milkglass.split.spec import DecoderInfo
 
 TOKEN = "token-of-the-split-tests"
@@ -74,7 +74,7 @@ def serving(
     send_buffer: int = 0,
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
-    made = opened(checkpoint, "tiny", policy or RowPolicy(), sessions)
+    made = open_layers(checkpoint, "tiny", policy or RowPolicy(), sessions)
     gate = Gate(made.package, unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = listen(settings, settings.connections)

@@ -72,7 +72,7 @@ def test_words_where_an_id_is_due_end_the_answer(words: str) -> None:
 
 
 def test_a_connection_that_was_given_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE", 0.3)
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.3)
     gone = threading.Event()
 
     def silent(socket: ServerConnection) -> None:

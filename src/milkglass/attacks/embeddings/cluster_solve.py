@@ -53,12 +53,12 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-EXACT = 1e-6  # rows in fp32 satisfy their equations this well
-HOPELESS = 0.35  # more left over than this in the median row: not a mixture
-LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
-REST_CELLS = 100_000  # one group for all that remains, up to this size
-REST_LIST = 20  # else so many tokens for each row
-TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
+EXACT_MISFIT = 1e-6  # rows in fp32 satisfy their equations this well
+MAX_MEDIAN_MISFIT = 0.35  # more left over than this in the median row: not a mixture
+MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
+MAX_REST_CELLS = 100_000  # one group for all that remains, up to this size
+REST_TOKENS = 20  # else so many tokens for each row
+REST_TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ClusterSearch:
         self.widths, self.batch, self.sketch, self.margins = widths, batch, sketch, margins
         self.rows, self.tokens = sparse.unit(mixed), sparse.unit(public)
         self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
-        self.noise, self.clusters = EXACT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
+        self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def verbatim(self) -> None:
         """Takes out rows that equal a public row, and finds which public rows equal each other."""
@@ -109,7 +109,7 @@ class ClusterSearch:
 
     @property
     def exact(self) -> bool:
-        return self.noise <= 10 * EXACT
+        return self.noise <= 10 * EXACT_MISFIT
 
     @property
     def free_tokens(self) -> Ids:
@@ -123,15 +123,15 @@ class ClusterSearch:
         if not self.free_rows.any():
             return
         seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
-        left = []
+        misfits = []
         for part in np.array_split(seeds, max(1, len(seeds) // 16)):
             _, candidates = self._shortlist(part, self._width(max(self.widths)))
             for seed, tokens in zip(part, candidates, strict=True):
                 share = len(tokens) / self.rows.shape[1]
                 rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
-                left.append(rest / max(1e-3, 1 - share) ** 0.5)
-        self.noise = max(EXACT, float(np.median(left)))
-        if self.noise < LOUD:
+                misfits.append(rest / max(1e-3, 1 - share) ** 0.5)
+        self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
+        if self.noise < MAX_SKETCH_NOISE:
             self._project(self.sketch)
 
     def _project(self, size: int) -> None:
@@ -145,7 +145,7 @@ class ClusterSearch:
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
-        if self.noise > HOPELESS:
+        if self.noise > MAX_MEDIAN_MISFIT:
             return
         margins = self.margins[:1] if self.exact else self.margins
         widths = list(dict.fromkeys(self._width(width) for width in self.widths))
@@ -156,7 +156,7 @@ class ClusterSearch:
         """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
         order = self.rng.permutation(np.flatnonzero(self.free_rows))
         self._refresh()
-        tried = solved = at = 0
+        seeds_tried = solved = at = 0
         while at < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
             seeds = order[at:][self.free_rows[order[at:]]][: self.batch]
             if not len(seeds):
@@ -164,11 +164,11 @@ class ClusterSearch:
             at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
             if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
                 self._refresh()
-            solved += self._batch(seeds, width, margin)
-            tried += len(seeds)
+            solved += self._solve_seeds(seeds, width, margin)
+            seeds_tried += len(seeds)
             budget.spend(self._work(len(seeds), width))
             budget.progress(1 - float(self.free_rows.mean()))
-            if tried >= 96 and solved < 0.2 * tried and width < self._width(max(self.widths)):
+            if seeds_tried >= 96 and solved < 0.2 * seeds_tried and width < self._width(max(self.widths)):
                 return
 
     def _work(self, seeds: int, width: int) -> float:
@@ -191,39 +191,42 @@ class ClusterSearch:
         """
         rows, tokens = self.pool_rows, self.pool_tokens
         wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
-        extra = 16 if self.noise < LOUD else 96
-        near = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
-        shares = sparse.explained(tokens.small, rows.small[near[:, :width]])
+        extra = 16 if self.noise < MAX_SKETCH_NOISE else 96
+        nearest_rows = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
+        shares = sparse.explained(tokens.small, rows.small[nearest_rows[:, :width]])
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
-        return rows.ids[near.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
+        return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
-    def _batch(self, seeds: Ids, width: int, margin: float) -> int:
-        near, candidates = self._shortlist(seeds, width)
+    def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
+        """Solves the clusters of these seeds. Returns how many were solved."""
+        nearest_rows, candidates = self._shortlist(seeds, width)
         on, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
         )
         solved = 0
         for number, seed in enumerate(seeds):
             if self.free_rows[seed]:
-                solved += self._settle(candidates[number][on[number].numpy()], near[number], candidates[number], margin)
+                solved += self._settle(
+                    candidates[number][on[number].numpy()], nearest_rows[number], candidates[number], margin
+                )
         return solved
 
-    def _settle(self, tokens: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
+    def _settle(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
         """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
-        near = near[self.free_rows[near]]
+        nearest_rows = nearest_rows[self.free_rows[nearest_rows]]
         for attempt in range(1 if self.exact else 3):
             tokens = self._free(tokens)
             if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
-            rows, worse = self._rows_of(tokens, near)
+            rows, worse = self._rows_of(tokens, nearest_rows)
             if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
                 rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is not a neighbour
             if worse >= margin:
                 return self._claim(rows, tokens)
-            again = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
-            if set(again.tolist()) == set(tokens.tolist()):
+            refitted = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
+            if set(refitted.tolist()) == set(tokens.tolist()):
                 return False
-            tokens = again
+            tokens = refitted
         return False
 
     def _free(self, tokens: Ids) -> Ids:
@@ -246,14 +249,14 @@ class ClusterSearch:
         There are `copies` rows for each token. Equal tokens may add rows, up to the number of them that are free. The
         ratio is 0 if even the best rows do not fit.
         """
-        left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
-        order = np.argsort(left, kind="stable")
-        left = np.append(np.maximum(left[order], self.noise), 1.0)
+        misfits = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
+        order = np.argsort(misfits, kind="stable")
+        misfits = np.append(np.maximum(misfits[order], self.noise), 1.0)
         best, worse = self.copies * len(tokens), 0.0
         most = min(self.copies * sum(len(self.twins[token]) for token in tokens), len(order))
         for count in range(self.copies * len(tokens), most + 1, self.copies):
-            ratio = float(left[count] / left[count - 1])
-            if ratio > worse and (left[count - 1] <= 10 * self.noise or self.noise > LOUD):
+            ratio = float(misfits[count] / misfits[count - 1])
+            if ratio > worse and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
                 best, worse = count, ratio
         return among[order[:best]], worse
 
@@ -276,22 +279,22 @@ class ClusterSearch:
         if self.exact and solved.min() < -1e-3:
             return False
         parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
-        for part, those in parts:
-            self.free_rows[rows[part]] = False
-            members, weights = self._expanded(len(part), tokens[those], solved[np.ix_(part, those)])
-            self.clusters.append((rows[part], members, weights))
+        for row_numbers, those in parts:
+            self.free_rows[rows[row_numbers]] = False
+            members, weights = self._expand(len(row_numbers), tokens[those], solved[np.ix_(row_numbers, those)])
+            self.clusters.append((rows[row_numbers], members, weights))
         return True
 
-    def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+    def _expand(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
         """Returns one member for each token's worth of rows, and their weights; equal tokens share one weight."""
         extra = count // self.copies - len(tokens)
         members, columns = [], []
         for column, token in enumerate(tokens):
-            taken = self.twins[token][: 1 + max(0, extra)]
-            self.twins[token] = self.twins[token][len(taken) :]
-            extra -= len(taken) - 1
-            members.append(taken)
-            columns.append(np.repeat(weights[:, column : column + 1] / len(taken), len(taken), axis=1))
+            copies = self.twins[token][: 1 + max(0, extra)]
+            self.twins[token] = self.twins[token][len(copies) :]
+            extra -= len(copies) - 1
+            members.append(copies)
+            columns.append(np.repeat(weights[:, column : column + 1] / len(copies), len(copies), axis=1))
         return np.concatenate(members), np.concatenate(columns, axis=1)
 
 
@@ -355,24 +358,27 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 def _candidates(search: ClusterSearch) -> Candidates:
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
-    pairs += _rest(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
+    pairs += _unsolved_groups(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
     return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
 
 
-def _rest(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
+def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """Yields what was not solved, by cosine: one group, or if that is too large, each row with its nearest tokens."""
-    taken = [
+    assigned_tokens = [
         members for where, members, weights in search.clusters if weights is not None or len(where) >= len(members)
     ]
-    free = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*taken, np.empty(0, np.int64)]))
-    if not len(free):
-        free = np.arange(len(search.tokens))
-    tokens = search.tokens[torch.from_numpy(free)]
-    if len(rows) * len(free) <= REST_CELLS:
-        yield Group(rows, free), sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / TEMPERATURE).numpy()
+    unassigned = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*assigned_tokens, np.empty(0, np.int64)]))
+    if not len(unassigned):
+        unassigned = np.arange(len(search.tokens))
+    tokens = search.tokens[torch.from_numpy(unassigned)]
+    if len(rows) * len(unassigned) <= MAX_REST_CELLS:
+        yield (
+            Group(rows, unassigned),
+            sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
+        )
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / TEMPERATURE)
-        best = likelihood.topk(min(REST_LIST, len(free)), dim=1)
+        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
+        best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
         for row, places, values in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
-            yield Group(np.array([row]), free[places]), values[None]
+            yield Group(np.array([row]), unassigned[places]), values[None]

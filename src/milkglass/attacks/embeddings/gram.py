@@ -39,7 +39,7 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-ROUNDS = 30
+MAX_ROUNDS = 30
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
@@ -51,11 +51,11 @@ def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
 
 def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers of the rows of both sides whose fingerprints are each other's nearest."""
-    there = nearest(seen, public, 1, "euclidean")[:, 0]
-    kept, numbers = there.unique(return_inverse=True)
+    nearest_public = nearest(seen, public, 1, "euclidean")[:, 0]
+    kept, numbers = nearest_public.unique(return_inverse=True)
     back = nearest(public[kept], seen, 1, "euclidean")[:, 0][numbers]
     rows = torch.arange(len(seen))
-    return rows[back == rows], there[back == rows]
+    return rows[back == rows], nearest_public[back == rows]
 
 
 def rotation(before: Tensor, after: Tensor) -> Tensor:
@@ -64,17 +64,18 @@ def rotation(before: Tensor, after: Tensor) -> Tensor:
     return u @ v  # of the singular value decomposition of before^T after
 
 
-def trimmed(before: Tensor, after: Tensor) -> Tensor:
+def trimmed(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
-    result = rotation(before, after)
-    kept = torch.empty(0, dtype=torch.long)
-    for _ in range(ROUNDS):
-        error = (before.double() @ result - after.double()).norm(dim=1) / before.double().norm(dim=1).clamp_min(1e-30)
+    result = rotation(vectors, turned_vectors)
+    inliers = torch.empty(0, dtype=torch.long)
+    for _ in range(MAX_ROUNDS):
+        lengths = vectors.double().norm(dim=1).clamp_min(1e-30)
+        error = (vectors.double() @ result - turned_vectors.double()).norm(dim=1) / lengths
         best = error.topk(-(-len(error) // 2), largest=False).indices.sort().values
-        if torch.equal(best, kept):
+        if torch.equal(best, inliers):
             break
-        kept = best
-        result = rotation(before[kept], after[kept])
+        inliers = best
+        result = rotation(vectors[inliers], turned_vectors[inliers])
     return result
 
 
@@ -112,9 +113,9 @@ class Gram(NearestRows):
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         seen, public = transcript.table, required(knowledge.public_model).table
         count = min(len(seen), max(self.anchors, 4 * seen.shape[1]))
-        part = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
+        sample = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
         marks = min(self.landmarks, len(seen), len(public))
-        here = fingerprints(seen, part, marks)
+        here = fingerprints(seen, sample, marks)
         rows, tokens = mutual(here, fingerprints(public, torch.arange(len(public)), marks))
-        turn = trimmed(public[tokens], seen[part[rows]])
+        turn = trimmed(public[tokens], seen[sample[rows]])
         return RowFeatures((seen.double() @ turn.T).float(), public, "cosine")

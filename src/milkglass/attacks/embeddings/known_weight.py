@@ -74,7 +74,7 @@ class LastAnswer:
 _latest = LastAnswer()
 
 
-def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
+def undo_all(public: Model, seen: Model, tolerance: float) -> Model | str:
     """Returns the public layers under the tables before their transformation, or why these cannot be found."""
     result = _latest(public, seen, tolerance)
     if isinstance(result, str):
@@ -83,20 +83,20 @@ def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
     for original, name, value in _tables(public, seen):
         ways = [way for one in result for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
         rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE_ROWS, len(value))).long()]
-        near = [closeness(undo(rows, way), original) for way in ways]
-        if max(near) <= closeness(rows, original):
+        closeness_of_ways = [closeness(undo(rows, way), original) for way in ways]
+        if max(closeness_of_ways) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
-        changed[name] = undo(value, ways[int(np.argmax(near))])
+        changed[name] = undo(value, ways[int(np.argmax(closeness_of_ways))])
     return Model(overlaid(public.tensors, changed), seen.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
     """Returns the mean cosine between each row and the public row nearest to it."""
     unit = torch.nn.functional.normalize(rows, dim=1)
-    most = torch.full((len(rows),), -1.0)
+    highest_cosines = torch.full((len(rows),), -1.0)
     for block in original.split(8192):
-        most = torch.maximum(most, (unit @ torch.nn.functional.normalize(block, dim=1).T).amax(1))
-    return float(most.mean())
+        highest_cosines = torch.maximum(highest_cosines, (unit @ torch.nn.functional.normalize(block, dim=1).T).amax(1))
+    return float(highest_cosines.mean())
 
 
 def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
@@ -147,7 +147,7 @@ class KnownWeight(Preprocessor):
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
         seen = transcript.model
-        result = undone(required(knowledge.public_model), seen, self.tolerance)
+        result = undo_all(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):
             raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
         others = tuple(
@@ -163,7 +163,7 @@ class KnownWeight(Preprocessor):
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:
             model, sigma = required(simulate)(seed)
-            result = undone(required(public), model, self.tolerance)
+            result = undo_all(required(public), model, self.tolerance)
             return (model if isinstance(result, str) else result), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)

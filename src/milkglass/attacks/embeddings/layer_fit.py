@@ -26,9 +26,9 @@ from torch import Tensor
 from milkglass.models.view import Model
 
 SAMPLE_LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
-SURPLUS = 1.1  # rows for each dimension, at least, before a fit means anything
-MOVED = 0.1  # a matrix that differs less from the public one was trained, not transformed
-AGREE = 0.3  # two kinds whose T differ by less are stacked
+MIN_ROWS_PER_DIMENSION = 1.1  # rows for each dimension, at least, before a fit means anything
+MIN_CHANGE = 0.1  # a matrix that differs less from the public one was trained, not transformed
+MAX_STACKED_DIFFERENCE = 0.3  # two kinds whose T differ by less are stacked
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Estimate:
     def unexplained(self) -> float:
         """Returns the residual relative to that of unrelated matrices, or 1 if there are too few rows."""
         d = len(self.transformation)
-        return self.residual / (1 - d / self.rows) ** 0.5 if self.rows >= SURPLUS * d else 1.0
+        return self.residual / (1 - d / self.rows) ** 0.5 if self.rows >= MIN_ROWS_PER_DIMENSION * d else 1.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,14 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """The matrices of one stack, viewed as rows of d, with their fit and the norm gain that is folded in, if any."""
+    """The matrices of one stack, viewed as rows of d.
+
+    Attributes:
+        name: of the stack and of the gain.
+        gain: of the norm that is folded into the public matrices. None: no gain fits better.
+        normal: their normal equations.
+        fit: the transformation that fits them best.
+    """
 
     name: str
     gain: str | None
@@ -135,7 +142,10 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:
             continue
-        enough = {True: len(selected) * shape[1] >= SURPLUS * d, False: len(selected) * shape[0] >= SURPLUS * d}
+        enough = {
+            True: len(selected) * shape[1] >= MIN_ROWS_PER_DIMENSION * d,
+            False: len(selected) * shape[0] >= MIN_ROWS_PER_DIMENSION * d,
+        }
         if views := tuple(turned for turned in (False, True) if shape[0 if turned else 1] == d and enough[turned]):
             yield Stack(stem, tuple(selected), views)
 
@@ -143,7 +153,7 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
 def kinds(public: Model, seen: Model) -> Iterator[Kind]:
     """Yields every kind that was changed, in each view, with the one gain that fits best."""
     for stack in stacks(public, seen):
-        if stack.change(public, seen) > MOVED:
+        if stack.change(public, seen) > MIN_CHANGE:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
             for turned in stack.turned:
                 parts = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
@@ -163,14 +173,14 @@ def gains_beside(public: Model, name: str) -> list[str]:
     return [one for one in here if public.tensors[one].shape == (public.width,)]
 
 
-def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
+def _best(stem: str, normals: Mapping[str, Normal], public: Model) -> Kind:
     """Returns the kind with the gain that fits best, of the gains that every part's layer has."""
-    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in parts}
+    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
     everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
     result: list[Kind] = []
     for gain in (None, *everywhere):
         scaled = [
-            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in parts.items()
+            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in normals.items()
         ]
         total = scaled[0]
         for one in scaled[1:]:
@@ -193,14 +203,14 @@ def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] |
     if best > tolerance:
         return f"no matrix of the layers is a public one multiplied from one side: the best fit misses {best:.0%}"
     groups: list[Normal] = []
-    for one in sorted(moved, key=lambda one: one.fit.unexplained):
-        if one.fit.unexplained > tolerance:
+    for stack in sorted(moved, key=lambda one: one.fit.unexplained):
+        if stack.fit.unexplained > tolerance:
             break
         for number, group in enumerate(groups):
             known = group.solve().transformation
-            if float((one.fit.transformation - known).norm() / known.norm()) < AGREE:
-                groups[number] = group + one.normal
+            if float((stack.fit.transformation - known).norm() / known.norm()) < MAX_STACKED_DIFFERENCE:
+                groups[number] = group + stack.normal
                 break
         else:
-            groups.append(one.normal)
+            groups.append(stack.normal)
     return tuple(group.solve() for group in groups)

@@ -45,8 +45,8 @@ Floats = NDArray[np.float64]
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
 BREAKPOINTS_AT_A_TIME = 2_000_000
 SAMPLE_BREAKPOINTS = 1_200_000  # of which eps is estimated: 1,200 groups of 10
-EVALUATIONS = 36  # of the likelihood, by which eps is estimated
-FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
+LIKELIHOOD_EVALUATIONS = 36  # of the likelihood, by which eps is estimated
+MIN_NOISE_SCALE = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Matching(Solver):
             order = rng.permutation(usable)
             cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
             part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
-            sample = _stacked(groups, part, table, self.floor)
+            sample = _cluster_batches(groups, part, table, self.floor)
             epsilon = estimate(sample)
-            budget.spend(EVALUATIONS * sum(map(_work, sample)))
-        for batch in _stacked(groups, usable, table, self.floor):
+            budget.spend(LIKELIHOOD_EVALUATIONS * sum(map(_work, sample)))
+        for batch in _cluster_batches(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
@@ -101,9 +101,10 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens, by their places in the list of groups.
+    """g groups of s tokens.
 
     Attributes:
+        numbers: (g,) their places in the list of groups.
         cosines: (g, s, s) of tokens i and j.
         logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
     """
@@ -122,18 +123,21 @@ def _usable(group: Group) -> bool:
     return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
 
 
-def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float) -> list[ClusterBatch]:
+def _cluster_batches(
+    groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float
+) -> list[ClusterBatch]:
+    """Returns the clusters of these groups in batches of one size, as many as fit in memory at a time."""
     batches = []
     sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
     for rows, size in np.unique(sizes, axis=0).tolist():
         alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
         step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
-        for part in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
-            members = np.stack([groups[number].members for number in part])
+        for group_numbers in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
+            members = np.stack([groups[number].members for number in group_numbers])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
-            weights = np.stack([np.asarray(groups[number].weights) for number in part])
+            weights = np.stack([np.asarray(groups[number].weights) for number in group_numbers])
             batches.append(
-                ClusterBatch(part, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
+                ClusterBatch(group_numbers, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
             )
     return batches
 
@@ -143,8 +147,8 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
     a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
-    result = _integral(a, np.maximum(scale, FLAT)[:, None, :])
-    result[(scale <= FLAT).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
+    result = _integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
+    result[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
     return result
 
 
@@ -153,10 +157,10 @@ def _integral(a: Floats, b: Floats) -> Floats:
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
-    before = np.cumsum(a, axis=-1)
+    sums_before = np.cumsum(a, axis=-1)
     count = np.arange(1, size + 1)
     # at the breakpoint a_q: minus the sum of |a_q - a_j|
-    height = -((2 * count - size) * a + total - 2 * before)
+    height = -((2 * count - size) * a + total - 2 * sums_before)
     ends = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
     width = np.diff(a, axis=-1)
     slope = np.abs(size - 2 * count[:-1])

@@ -32,11 +32,11 @@ from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # how far a row stored so is off, relative
-EXACT = 1e-6
-ROUNDS = 6
+EXACT_MISFIT = 1e-6
+MAX_ROUNDS = 6
 REACH = (2048, 8192, None)  # of the free public rows nearest to a mean, those that are looked at in each pass
-REST = 20  # tokens named for a cluster that was not solved
-TEMPERATURE = 0.05
+REST_TOKENS = 20  # tokens named for a cluster that was not solved
+REST_TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
@@ -71,50 +71,50 @@ class MeanSolve(Solver):
         """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
         seen, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit(public)
-        free = np.ones(len(public), np.bool_)
+        is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
-        known = sparse.equal_rows(public)
+        tokens_of_rows = sparse.equal_rows(public)
         open_: list[Ids] = []
         for content, same in sparse.equal_rows(seen).items():
-            if verbatim := known.get(content):
-                free[verbatim] = False
+            if verbatim := tokens_of_rows.get(content):
+                is_unused[verbatim] = False
                 groups.append(Group(np.array(same, np.int64), np.array(verbatim, np.int64)))
             else:
                 open_.append(np.array(same, np.int64))
         noise = _noise(seen)
         for reach in REACH:
-            left: list[Ids] = []
+            unsolved: list[Ids] = []
             for number, rows in enumerate(open_):
                 result = None
                 if budget.left() > 0:
-                    result = self._members(sparse.unit(seen[rows[0]]), tokens, free, len(rows), noise, reach)
+                    result = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
                     budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
                     budget.progress(number / len(open_))
                 if result is None:
-                    left.append(rows)
+                    unsolved.append(rows)
                     continue
-                free[result] = False
+                is_unused[result] = False
                 groups.append(Group(rows, result, np.full((len(rows), len(result)), 1 / len(result))))
-            open_ = left
+            open_ = unsolved
         flat = [np.zeros((len(one.rows), len(one.members))) for one in groups]
         for rows in open_:
-            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, free)
+            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
             flat.append(values)
         return Candidates(tuple(groups), tuple(flat))
 
     def _members(
-        self, mean: Tensor, tokens: Tensor, free: np.ndarray, size: int, noise: float, reach: int | None
+        self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, reach: int | None
     ) -> Ids | None:
         """Returns the `size` tokens that make up the mean, (d,) of length 1. None: there is no such solution."""
-        d, count = len(mean), int(free.sum())
+        d, count = len(mean), int(is_unused.sum())
         if count < size:
             return None
-        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~free), -2)
+        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
         among = likeness.topk(min(count, reach or count)).indices
         rows = tokens[among]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             on, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
             selected = pool[on[0]]
             if not len(selected):
@@ -131,11 +131,11 @@ class MeanSolve(Solver):
 def _noise(table: Tensor) -> float:
     """Returns the relative error of a row by storage, taken from whether bf16 or fp16 can hold the table's numbers."""
     part = table[: 1 << 12]
-    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT)
+    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT_MISFIT)
 
 
 def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:
     among = np.flatnonzero(free) if free.any() else np.arange(len(tokens))
-    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / TEMPERATURE)[None])[0]
-    best = scores.topk(min(REST, len(among)))
+    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / REST_TEMPERATURE)[None])[0]
+    best = scores.topk(min(REST_TOKENS, len(among)))
     return Group(rows, among[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

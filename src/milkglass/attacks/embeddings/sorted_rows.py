@@ -57,6 +57,8 @@ class SortableRows:
 
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".
+        seen, public: the observed and the public table.
+        seen_reader, public_reader: what each is multiplied by. None: nothing.
     """
 
     name: str
@@ -117,14 +119,14 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
     ours, theirs = public.table, seen.table
     yield SortableRows("table", theirs, ours)
     size, d = ours.shape
-    tried = 0
+    readers = 0
     for name in public.tensors:
-        if tried == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
+        if readers == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
             continue
         reader, changed = public.tensors[name], seen.tensors[name]
         layers = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
         if layers and changed.shape == reader.shape and not torch.equal(reader, changed):
-            tried += 1
+            readers += 1
             yield SortableRows(name, theirs, ours, changed.float(), reader.float())
             for gain in gains_beside(public, name):
                 value, left = public.tensors[gain], seen.tensors.get(gain)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from milkglass.sequences import Ids
 
-TINY = 1e-14
+MIN_EIGENVALUE = 1e-14
 TOKENS_AT_ONCE = 4096
-ROUNDS = 12
+MAX_ROUNDS = 12
 STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exceed, round by round
 
 
@@ -34,18 +34,18 @@ def bases(near: Tensor) -> Tensor:
     """Returns (b, d, m) orthonormal columns of the spans of (b, m, d) rows."""
     rows = near.double()
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
-    return (rows.transpose(1, 2) @ (vectors / values.clamp_min(TINY).sqrt()[:, None, :])).float()
+    return (rows.transpose(1, 2) @ (vectors / values.clamp_min(MIN_EIGENVALUE).sqrt()[:, None, :])).float()
 
 
-def explained(tokens: Tensor, near: Tensor) -> Tensor:
-    """Returns (b, n) the share of each token's (n, d) squared length that lies in the span of `near` (b, m, d)."""
-    b, m, d = near.shape
-    stacked = bases(near).permute(1, 0, 2).reshape(d, b * m)
-    parts = []
+def explained(tokens: Tensor, row_groups: Tensor) -> Tensor:
+    """Returns (b, n) the share of each token's (n, d) squared length in the span of each group of rows (b, m, d)."""
+    b, m, d = row_groups.shape
+    stacked = bases(row_groups).permute(1, 0, 2).reshape(d, b * m)
+    shares = []
     for block in tokens.split(TOKENS_AT_ONCE):
         image = (block @ stacked).view(-1, b, m)
-        parts.append(torch.einsum("nbm,nbm->bn", image, image))
-    return torch.cat(parts, dim=1)
+        shares.append(torch.einsum("nbm,nbm->bn", image, image))
+    return torch.cat(shares, dim=1)
 
 
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Ten
     eye = torch.eye(gram.shape[1], dtype=gram.dtype)
     active = torch.ones(right.shape, dtype=torch.bool)
     weights = right
-    for number in range(ROUNDS):
+    for number in range(MAX_ROUNDS):
         on = active.double()
         inverse = torch.linalg.inv(gram * on[:, :, None] * on[:, None, :] + eye * (1 - on + 1e-12)[:, None, :])
         weights = (inverse @ (right * on)[:, :, None])[:, :, 0] * on

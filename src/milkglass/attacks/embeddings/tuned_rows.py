@@ -44,9 +44,9 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     before, after = uploaded.double(), tuned.double()
     length = (before * before).sum(1)
     factors = ((before * after).sum(1) / length.clamp_min(1e-30))[length > 0]
-    apart = (after - before).norm(dim=1)
-    calm = (after - before).norm(dim=1)[length > 0] <= torch.quantile(apart[length > 0][:1_000_000], 0.2)
-    factor = float(factors[calm].median()) if bool(calm.any()) else 1.0
+    distances = (after - before).norm(dim=1)
+    is_calm = (after - before).norm(dim=1)[length > 0] <= torch.quantile(distances[length > 0][:1_000_000], 0.2)
+    factor = float(factors[is_calm].median()) if bool(is_calm.any()) else 1.0
     return np.asarray((after - factor * before).norm(dim=1).numpy(), np.float64)
 
 
@@ -103,10 +103,10 @@ class TunedRows(Solver):
 
 def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
     """Returns the table before and after fine-tuning, or why they cannot be compared."""
-    before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
-    if before is None or after is None:
+    uploaded_model, tuned_model = transcript.weights(tuned=False), transcript.weights(tuned=True)
+    if uploaded_model is None or tuned_model is None:
         return "the server is not known to have the model both before and after fine-tuning"
-    uploaded, tuned = before.table, after.table
+    uploaded, tuned = uploaded_model.table, tuned_model.table
     if uploaded.shape != tuned.shape:
         return f"the table is {_size(tuned)} after fine-tuning, and was {_size(uploaded)}"
     return uploaded, tuned

@@ -7,10 +7,11 @@
    prefix in a decoder (`grown_texts`), position by position in an encoder (`Combiner`).
 4. A causal model with the next-token loss never reads the last token of a text, so the layers' gradients do not show
    it.
-   But it is a target. The head's gradient has a row for each target, which contains minus the state of its question,
-   over the number of questions. Everything else in the head's gradient follows from the text before it, and what is
-   left is that state. If head and table are one, rows of tokens that were read contain a part of it too; then the whole
-   gradient decides among these. Adapters leave the head unchanged, and this step does not apply.
+   But it is a target. The head's gradient has a row for each target token. It contains minus the state from which
+   that token was predicted, divided by the number of predictions. Everything else in the head's gradient follows from
+   the text before it, and what is left is that state. If head and table are one, rows of tokens that were read contain
+   a part of it too; then the whole gradient decides among these. Adapters leave the head unchanged, and this step does
+   not apply.
 
 There is no optimisation, no start and no prior: a text is found exactly or not at all. Noise and pruning give every
 gradient full rank, and nothing is found; `surviving-entries` is for these. A batch with as many tokens as the model is
@@ -30,17 +31,17 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.gradients.dager_layers import (
-    Entrance,
+    AttentionInput,
     SpanTokens,
-    Text,
+    TokenTuple,
     blocks,
-    checked,
+    checking_work,
     chosen_texts,
     farthest,
     grown_texts,
     spans_of,
     states,
-    tokens,
+    tokens_in_spans,
 )
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span
@@ -51,7 +52,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 from milkglass.threat.training_step import batch as padded
 
-SURE = 0.5  # share of the state that must be left in a row for its token to be the last
+MIN_SHARE_OF_STATE = 0.5  # share of the state that must be left in a row for its token to be the last
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,121 +69,130 @@ class Combiner:
     found text and no other text is in the span. Then the batch holds one of them again; the spans do not show which.
 
     Attributes:
+        attention_input: of the second layer.
+        spans: of the second layer's gradients.
         tolerance: how far each state may be from the spans.
         combinations: the most combinations that are tried one by one.
+        starts: random texts that are improved for each text to be found, above that many combinations.
     """
 
-    entrance: Entrance
+    attention_input: AttentionInput
     spans: Sequence[Span]
     tolerance: float
     combinations: int
     starts: int
 
     def texts(
-        self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
+        self, options: Sequence[Sequence[int]], lengths: Sequence[int], lengths_known: bool, budget: Budget,
         rng: np.random.Generator, count: int,
-    ) -> list[Text]:  # fmt: skip
-        """Returns `count` texts of these lengths, from the tokens of each position.
+    ) -> list[TokenTuple]:  # fmt: skip
+        """Returns the texts of a batch, fewer if no further text is found or the budget is spent.
 
+        Args:
             options: the tokens of each position.
-        `known` says whether there is one text of each of these lengths; else each text may have any of them.
+            lengths: of the texts.
+            lengths_known: whether there is one text of each of these lengths; else each text may have any of them.
+            budget: it ends the search.
+            rng: draws the starts.
+            count: how many texts the batch holds.
         """
-        left, expected = [list(one) for one in options], sorted(lengths)
-        result = list[Text]()
+        remaining, expected = [list(one) for one in options], sorted(lengths)
+        result = list[TokenTuple]()
         for number in range(count):
-            tried = [self.best(left[:length], result, budget, rng) for length in sorted(set(expected))]
-            text, away = min(tried, key=lambda one: one[1])
-            if not text or (away >= self.tolerance and not _unmet(options, result)):
-                again = [one for one in result if len(one) in expected]
-                text = min(again, key=lambda one: self._nearest([one], budget)[1]) if again else text
+            tried = [self.best(remaining[:length], result, budget, rng) for length in sorted(set(expected))]
+            text, distance = min(tried, key=lambda one: one[1])
+            if not text or (distance >= self.tolerance and not _unused_options(options, result)):
+                repeats = [one for one in result if len(one) in expected]
+                text = min(repeats, key=lambda one: self._nearest([one], budget)[1]) if repeats else text
             if not text:
                 break
             result.append(text)
-            if known:
+            if lengths_known:
                 expected.remove(len(text))
-            if budget.left() <= 0 or (known and not expected):
+            if budget.left() <= 0 or (lengths_known and not expected):
                 break
-            for position, part in enumerate(options):
-                others = sum(one > position for one in expected) if known else count - number - 1
-                new = [token for at, token in _unmet(options, result) if at == position]
-                left[position] = new if new and len(new) >= others else list(part)
+            for position, tokens in enumerate(options):
+                others = sum(one > position for one in expected) if lengths_known else count - number - 1
+                unmet = [token for at, token in _unused_options(options, result) if at == position]
+                remaining[position] = unmet if unmet and len(unmet) >= others else list(tokens)
         return result
 
     def best(
-        self, options: Sequence[Sequence[int]], previous: Sequence[Text], budget: Budget, rng: np.random.Generator
-    ) -> tuple[Text, float]:
+        self, options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], budget: Budget, rng: np.random.Generator
+    ) -> tuple[TokenTuple, float]:
         """Returns the nearest text of a length not in `previous`, and its states' mean distance; inf: none."""
         if not all(options):
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
-            fresh = [one for one in itertools.product(*options) if one not in {*previous}]
-            return self._nearest(fresh, budget) if fresh else ((), math.inf)
-        nearest: tuple[Text, float] = ((), math.inf)
+            untried = [one for one in itertools.product(*options) if one not in {*previous}]
+            return self._nearest(untried, budget) if untried else ((), math.inf)
+        nearest: tuple[TokenTuple, float] = ((), math.inf)
         for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
-            text, away = self._descended(_fresh(options, previous, rng), budget, rng)
+            text, distance = self._descend(_options_of_new_text(options, previous, rng), budget, rng)
             if text not in previous:
-                nearest = min(nearest, (text, away), key=lambda one: one[1])
+                nearest = min(nearest, (text, distance), key=lambda one: one[1])
             if nearest[1] < self.tolerance or budget.left() <= 0:
                 break
         return nearest
 
-    def _nearest(self, texts: list[Text], budget: Budget) -> tuple[Text, float]:
+    def _nearest(self, texts: list[TokenTuple], budget: Budget) -> tuple[TokenTuple, float]:
         """Returns the nearest text and its distance, of those that are tried before the budget is spent."""
-        done = list[Tensor]()
-        for part in blocks(texts):
-            done.append(farthest(self.spans, states(self.entrance, part)).mean(1))
-            budget.spend(checked(self.entrance, self.spans, len(part) * len(part[0])))
+        distances = list[Tensor]()
+        for block in blocks(texts):
+            distances.append(farthest(self.spans, states(self.attention_input, block)).mean(1))
+            budget.spend(checking_work(self.attention_input, self.spans, len(block) * len(block[0])))
             if budget.left() <= 0:
                 break
-        away = torch.cat(done)
-        at = int(away.argmin())
-        return texts[at], float(away[at])
+        mean_distances = torch.cat(distances)
+        at = int(mean_distances.argmin())
+        return texts[at], float(mean_distances[at])
 
-    def _descended(
+    def _descend(
         self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
-    ) -> tuple[Text, float]:
+    ) -> tuple[TokenTuple, float]:
+        """Returns a random text after its descent, position by position, and its distance."""
         text = tuple(int(rng.choice(one)) for one in options)
-        away = self._nearest([text], budget)[1]
+        distance = self._nearest([text], budget)[1]
         while True:
-            before = away
+            previous_distance = distance
             for position in rng.permutation(len(options)).tolist():
                 if budget.left() <= 0:
-                    return text, away
+                    return text, distance
                 if len(options[position]) > 1:
-                    near = [(*text[:position], token, *text[position + 1 :]) for token in options[position]]
-                    text, away = self._nearest(near, budget)
-            if away >= before - 1e-12:
-                return text, away
+                    neighbours = [(*text[:position], token, *text[position + 1 :]) for token in options[position]]
+                    text, distance = self._nearest(neighbours, budget)
+            if distance >= previous_distance - 1e-12:
+                return text, distance
 
 
-def _unmet(options: Sequence[Sequence[int]], previous: Sequence[Text]) -> list[tuple[int, int]]:
+def _unused_options(options: Sequence[Sequence[int]], previous: Sequence[TokenTuple]) -> list[tuple[int, int]]:
     """Returns (position, token) of the options that are in no previous text."""
     met = {(position, token) for text in previous for position, token in enumerate(text)}
-    every = [(position, token) for position, part in enumerate(options) for token in part]
-    return [one for one in every if one not in met]
+    placed_tokens = [(position, token) for position, tokens in enumerate(options) for token in tokens]
+    return [one for one in placed_tokens if one not in met]
 
 
-def _fresh(
-    options: Sequence[Sequence[int]], previous: Sequence[Text], rng: np.random.Generator
+def _options_of_new_text(
+    options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], rng: np.random.Generator
 ) -> list[Sequence[int]]:  # fmt: skip
     """Returns the options, restricted at random to one token at some positions such that no previous text remains.
 
     It restricts one position if a token is in no previous text, else as many as needed.
     """
-    free, alike = list(options), [one for one in previous if len(one) == len(options)]
-    if not alike:
-        return free
-    if unmet := _unmet(options, previous):
+    restricted, same_length = list(options), [one for one in previous if len(one) == len(options)]
+    if not same_length:
+        return restricted
+    if unmet := _unused_options(options, previous):
         position, token = unmet[int(rng.integers(len(unmet)))]
-        free[position] = [token]
-        return free
-    for position in rng.permutation(len(free)).tolist():
-        token = int(rng.choice(free[position]))
-        free[position] = [token]
-        alike = [one for one in alike if one[position] == token]
-        if not alike:
+        restricted[position] = [token]
+        return restricted
+    for position in rng.permutation(len(restricted)).tolist():
+        token = int(rng.choice(restricted[position]))
+        restricted[position] = [token]
+        same_length = [one for one in same_length if one[position] == token]
+        if not same_length:
             break
-    return free
+    return restricted
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,8 @@ class DAGER(Inversion):
             length.
         adapters: this tolerance for both layers if adapters are trained.
         most: the most tokens at one position, and the most prefixes at a time. With more, the span excludes nothing.
+        combinations: the most combinations of an encoder's tokens that are tried one by one.
+        starts: random texts that are improved for each text to be found, above that many combinations.
     """
 
     first: float = 1e-4
@@ -226,51 +238,51 @@ class DAGER(Inversion):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
-            both = [Entrance(required(knowledge.step), layer) for layer in (0, 1)]
+            first_layers = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
-        reasons = [_reason(batch, both) for batch in batches(transcript, knowledge)]
+        reasons = [_reason(batch, first_layers) for batch in batches(transcript, knowledge)]
         return reasons[0] if reasons and all(reasons) else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        result = self._found(batch, budget, rng)
-        if batch.step.task == "next-token" and len(result) == batch.size:
-            result = completed(batch, result)
-        texts = [np.array(one, np.int64) for one in result]
+        found = self._find_texts(batch, budget, rng)
+        if batch.step.task == "next-token" and len(found) == batch.size:
+            found = completed(batch, found)
+        texts = [np.array(one, np.int64) for one in found]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
-    def _found(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Text]:
+    def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
         lengths = _lengths(batch)
-        low, high = (Entrance(batch.step, layer) for layer in (0, 1))
+        low, high = (AttentionInput(batch.step, layer) for layer in (0, 1))
         total = None if lengths is None else sum(lengths)
         first, second = spans_of(batch, low, total), spans_of(batch, high, total)
         if not first or not second:
             return []
-        adapted = any(one.followed is not None for one in low.matrices)
-        near, nearer = (self.adapters, self.adapters) if adapted else (self.first, self.second)
+        adapted = any(one.second_half is not None for one in low.matrices)
+        first_tolerance, second_tolerance = (self.adapters, self.adapters) if adapted else (self.first, self.second)
         longest = _longest(batch, lengths, first, second)
-        result = tokens(low, first, longest, near, self.most)
-        if result is None or not result.at(0):
+        span_tokens = tokens_in_spans(low, first, longest, first_tolerance, self.most)
+        if span_tokens is None or not span_tokens.at(0):
             return []
         if batch.step.kind == "decoder":
-            texts = grown_texts(high, second, result, longest, nearer, self.most, budget)
+            texts = grown_texts(high, second, span_tokens, longest, second_tolerance, self.most, budget)
             return chosen_texts(high, texts, batch.size, lengths)
-        combiner = Combiner(high, second, nearer, self.combinations, self.starts)
-        options = _options(result, lengths)
-        expected = lengths if lengths is not None else _ends(options)
+        combiner = Combiner(high, second, second_tolerance, self.combinations, self.starts)
+        options = _options(span_tokens, lengths)
+        expected = lengths if lengths is not None else _possible_lengths(options)
         return combiner.texts(options, expected, lengths is not None, budget, rng, batch.size)
 
 
-def _reason(batch: SharedBatch, both: list[Entrance]) -> str | None:
+def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
     """Returns why nothing can be found of one batch whatever its values, or None."""
     lengths = _lengths(batch)
-    for number, one in enumerate(both):
-        names = [name for m in one.matrices for name in (m.name, m.followed) if name is not None]
+    for number, attention_input in enumerate(first_layers):
+        names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
         shared = [grad for name in names if (grad := batch.tensor(name)) is not None]
         if not any(bool(grad.any()) for grad in shared):
             return f"no gradient of the queries, keys and values of layer {number + 1} is shared"
-        adapted = any(m.followed is not None for m in one.matrices)
-        if adapted and not spans_of(batch, one, None if lengths is None else sum(lengths)):
+        adapted = any(m.second_half is not None for m in attention_input.matrices)
+        if adapted and not spans_of(batch, attention_input, None if lengths is None else sum(lengths)):
             return f"the rank of the adapters of layer {number + 1} is not above the number of tokens"
     return None
 
@@ -292,59 +304,63 @@ def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], s
 
 def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
     """Returns the tokens of each position up to the last, or the nearest token if none is in the span."""
-    there = [at for at in range(len(span_tokens.tokens)) if span_tokens.at(at)]
-    last = max(lengths) if lengths is not None else max(there) + 1
+    positions = [at for at in range(len(span_tokens.tokens)) if span_tokens.at(at)]
+    last = max(lengths) if lengths is not None else max(positions) + 1
     return [span_tokens.at(at) or (span_tokens.nearest[at],) for at in range(last)]
 
 
-def _ends(options: list[tuple[int, ...]]) -> list[int]:
+def _possible_lengths(options: list[tuple[int, ...]]) -> list[int]:
     """Returns the possible lengths: all that end at a token with which the longest text can end."""
-    return [at + 1 for at, part in enumerate(options) if set(part) & set(options[-1])]
+    return [at + 1 for at, tokens in enumerate(options) if set(tokens) & set(options[-1])]
 
 
-def completed(batch: SharedBatch, texts: Sequence[Text]) -> list[Text]:
+def completed(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
     """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
-    grad = _head(batch)
+    grad = _head_gradient(batch)
     if grad is None or not all(texts):
         return list(texts)
-    rest, requested = _left(batch, grad, texts)
-    count = sum(len(one) for one in texts)  # of questions
-    share = -count * rest.double() @ torch.linalg.pinv(requested.double())  # (v, b) of each text's state in each row
+    unexplained, last_states = _unexplained_gradient(batch, grad, texts)
+    count = sum(len(one) for one in texts)  # of predictions
+    share = (
+        -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
+    )  # (v, b) of each text's state in each row
     read = sorted({token for one in texts for token in one})
     share[read] = -torch.inf
     best, token = share.max(0)
     result = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
-    for at in (best < SURE).nonzero()[:, 0].tolist():
+    for at in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
         tried = [[*result[:at], (*texts[at], last), *result[at + 1 :]] for last in [int(token[at]), *read]]
         result = min(tried, key=lambda part: _misfit(batch, part))
     return result
 
 
-def _head(batch: SharedBatch) -> Tensor | None:
+def _head_gradient(batch: SharedBatch) -> Tensor | None:
+    """Returns (v, d) the gradient of the head's matrix. None: it is not shared."""
     head = batch.step.module.get_output_embeddings().weight
     names = [name for name, one in batch.step.module.named_parameters() if one is head]
     return batch.tensor(names[0]) if names else None
 
 
-def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[TokenTuple]) -> tuple[Tensor, Tensor]:
     """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
     ids, mask = (one.to(batch.step.device) for one in padded(texts, 0))
-    module, states = batch.step.module.eval(), []
+    module, head_inputs = batch.step.module.eval(), []
     head = module.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, args: states.append(args[0].detach()))
+    handle = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
     try:
         with torch.enable_grad():
             logits = module(inputs_embeds=batch.step.embedded(ids).detach(), attention_mask=mask).logits
-            there = mask.bool()
-            lost = logits.logsumexp(-1)[there].sum()
-            known = logits[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0][there[:, 1:]].sum()
-            own = torch.autograd.grad((lost - known) / mask.sum(), head.weight)[0]
+            is_token = mask.bool()
+            log_partition = logits.logsumexp(-1)[is_token].sum()
+            target_logits = logits[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0][is_token[:, 1:]].sum()
+            explained = torch.autograd.grad((log_partition - target_logits) / mask.sum(), head.weight)[0]
     finally:
         handle.remove()
-    return grad - own, states[0][torch.arange(len(mask)), mask.sum(1) - 1]
+    return grad - explained, head_inputs[0][torch.arange(len(mask)), mask.sum(1) - 1]
 
 
-def _misfit(batch: SharedBatch, texts: Sequence[Text]) -> float:
+def _misfit(batch: SharedBatch, texts: Sequence[TokenTuple]) -> float:
+    """Returns the squared distance of these texts' gradient from the shared one."""
     ids, mask = padded(texts, 0)
-    own = replace(batch.step, dropout=False).gradient(ids, mask, None)
-    return sum(float((own[name] - one).square().sum()) for name, one in batch.tensors.items() if name in own)
+    gradient = replace(batch.step, dropout=False).gradient(ids, mask, None)
+    return sum(float((gradient[name] - one).square().sum()) for name, one in batch.tensors.items() if name in gradient)

@@ -26,10 +26,10 @@ from milkglass.models.torch_model import attention_input_projections
 from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
-FLOATS = 4_000_000  # embedded at a time
-FORWARD_TOKENS = 8192
-DISTINCT = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
-Text = tuple[int, ...]
+FLOATS_AT_A_TIME = 4_000_000  # embedded
+FORWARD_TOKENS = 8192  # tokens that go through a model at a time
+MIN_DISTINCT_DISTANCE = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
+TokenTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Matrix:
 
     Attributes:
         transposed: whether it is stored (in, out).
-        followed: the parameter of an adapter's second half, which reads this matrix's output. None: it is no adapter.
+        second_half: the parameter of an adapter's second half, which reads this matrix's output. None: no adapter.
     """
 
     name: str
     transposed: bool
-    followed: str | None
+    second_half: str | None
 
 
-class Entrance:
+class AttentionInput:
     """What the attention of one layer reads.
 
     Attributes:
@@ -56,17 +56,19 @@ class Entrance:
 
     def __init__(self, step: SharedStep, layer: int) -> None:
         """Finds what layer number `layer`, from 0, reads. Raises UnsupportedModel if the model has no such layer."""
-        every = layers(step.module)
-        if layer >= len(every):
-            raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
-        reading = attention_input_projections(every[layer], lambda: _embed_two(step))
-        if not reading:
+        all_layers = layers(step.module)
+        if layer >= len(all_layers):
+            raise UnsupportedModel(
+                f"layer {layer + 1} is asked for, the model has {len(all_layers)}", "give a deeper model"
+            )
+        projections = attention_input_projections(all_layers[layer], lambda: _embed_two(step))
+        if not projections:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
         names = {id(one): name for name, one in step.module.named_parameters()}
-        self.step, self.layer, self.module = step, layer, reading[0]
-        self.matrices = tuple(_matrix(step.module, module, names) for module in reading)
+        self.step, self.layer, self.module = step, layer, projections[0]
+        self.matrices = tuple(_matrix(step.module, module, names) for module in projections)
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
@@ -90,6 +92,7 @@ class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as 
 
 
 def _run(step: SharedStep, embeds: Tensor) -> None:
+    """Runs the model on embeddings (b, t, d), until the hook of `AttentionInput.read` stops it."""
     step.module.eval()
     try:
         step.module.base_model(inputs_embeds=embeds, attention_mask=embeds.new_ones(embeds.shape[:2], dtype=torch.long))
@@ -108,6 +111,7 @@ def layers(module: Any) -> nn.ModuleList:
 
 @torch.no_grad()
 def _embed_two(step: SharedStep) -> None:
+    """Runs the model on a text of two tokens, so that hooks see what each module reads."""
     _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
 
 
@@ -143,33 +147,34 @@ class SpanTokens:
     placed: bool
 
     def at(self, position: int) -> tuple[int, ...]:
+        """Returns the tokens in the span at a position, nearest first."""
         return self.tokens[position if self.placed else 0]
 
 
-def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -> list[Span]:
-    """Returns the spans of the gradients at one layer's entrance. A vector that entered lies in all of them.
+def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None = None) -> list[Span]:
+    """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
 
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
     at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
 
     With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
     """
-    direct, result = [], []
-    for matrix in entrance.matrices:
+    projection_grads, result = [], []
+    for matrix in attention_input.matrices:
         grad = batch.tensor(matrix.name)
         if grad is not None:
-            direct.append(grad.T if matrix.transposed else grad)
-        second = None if matrix.followed is None else batch.tensor(matrix.followed)
+            projection_grads.append(grad.T if matrix.transposed else grad)
+        second = None if matrix.second_half is None else batch.tensor(matrix.second_half)
         if second is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
             result.append(row_space([second], weight))
     spans = [one for one in result if one.rank and not one.full]
-    if direct:
-        whole = row_space(direct)
-        enough = total is not None and total <= whole.rank
+    if projection_grads:
+        stacked = row_space(projection_grads)
+        vectors_fit = total is not None and total <= stacked.rank
         # what was normalised has a dimension less than the model, so that all of the vocabulary would be in it
-        if 0 < whole.rank < whole.basis.shape[0] - 1 and (enough or not whole.full):
-            spans.append(whole)
+        if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.full):
+            spans.append(stacked)
     return [one for one in spans if one.rank == max(other.rank for other in spans)]
 
 
@@ -178,47 +183,49 @@ def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
     return torch.stack([one.distances(vectors) for one in spans]).amax(0)
 
 
-def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
-    """Returns which tokens are in all spans at each position; None if at some position these are more than `most`."""
-    away = vocabulary_distances(entrance, spans, positions)
-    if int((away < tolerance).sum(0).max()) > most:
+def tokens_in_spans(
+    attention_input: AttentionInput, spans: Sequence[Span], positions: int, tolerance: float, most: int
+) -> SpanTokens | None:
+    """Returns the tokens that are in all spans at each position. None: some position has more than `most`."""
+    distances = vocabulary_distances(attention_input, spans, positions)
+    if int((distances < tolerance).sum(0).max()) > most:
         return None
-    order = away.argsort(dim=0)
-    kept = (away < tolerance).sum(0).tolist()
-    every = tuple(tuple(order[:count, at].tolist()) for at, count in enumerate(kept))
-    return SpanTokens(every, tuple(order[0].tolist()), depends_on_position(entrance))
+    order = distances.argsort(dim=0)
+    counts = (distances < tolerance).sum(0).tolist()
+    tokens_of_positions = tuple(tuple(order[:count, at].tolist()) for at, count in enumerate(counts))
+    return SpanTokens(tokens_of_positions, tuple(order[0].tolist()), depends_on_position(attention_input))
 
 
-def vocabulary_distances(entrance: Entrance, spans: Sequence[Span], positions: int) -> Tensor:
+def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span], positions: int) -> Tensor:
     """Returns (v, t) how far each token's state at each position is from the spans.
 
     Where states do not depend on the position, t is 1.
     """
-    t = positions if depends_on_position(entrance) else 1
-    size, width = entrance.step.table.shape
-    parts = []
-    for ids in torch.arange(size).split(max(1, FLOATS // (t * width))):
-        embeds = entrance.step.embedded(ids[:, None].expand(-1, t)).detach()
-        parts.append(farthest(spans, entrance.read(embeds)))
-    return torch.cat(parts)
+    t = positions if depends_on_position(attention_input) else 1
+    size, width = attention_input.step.table.shape
+    distances = []
+    for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
+        embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
+        distances.append(farthest(spans, attention_input.read(embeds)))
+    return torch.cat(distances)
 
 
-def depends_on_position(entrance: Entrance) -> bool:
+def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
-    part = torch.arange(min(8, len(entrance.step.table)))
-    seen = entrance.read(entrance.step.embedded(part[:, None].expand(-1, 2)).detach())
+    part = torch.arange(min(8, len(attention_input.step.table)))
+    seen = attention_input.read(attention_input.step.embedded(part[:, None].expand(-1, 2)).detach())
     return not torch.allclose(seen[:, 0], seen[:, 1], rtol=1e-4, atol=1e-6)
 
 
 def grown_texts(
-    entrance: Entrance,
+    attention_input: AttentionInput,
     spans: Sequence[Span],
     span_tokens: SpanTokens,
     longest: int,
     tolerance: float,
     most: int,
     budget: Budget,
-) -> list[Text]:
+) -> list[TokenTuple]:
     """Returns a decoder's texts: those in the spans from their first token to their last that cannot grow further.
 
     A prefix grows by a token while the second layer's input lies in the span of its gradients. A state of a causal
@@ -229,43 +236,45 @@ def grown_texts(
         tolerance: how far a state may be from the spans.
         most: how many prefixes are kept at a time, the nearest ones.
     """
-    alive: list[Text] = [()]
-    ended: list[Text] = []
+    alive: list[TokenTuple] = [()]
+    ended: list[TokenTuple] = []
     for position in range(longest):
         options = span_tokens.at(position)
         longer = [(*prefix, token) for prefix in alive for token in options]
         if not longer or budget.left() <= 0:
             break
-        away = torch.cat([farthest(spans, states(entrance, part)[:, -1]) for part in blocks(longer)])
-        budget.spend(checked(entrance, spans, len(longer) * (position + 1)))
-        order = [one for one in away.argsort().tolist() if away[one] < tolerance][:most]
-        kept = [longer[one] for one in order]
-        parents = {one[:-1] for one in kept}
+        distances = torch.cat([farthest(spans, states(attention_input, part)[:, -1]) for part in blocks(longer)])
+        budget.spend(checking_work(attention_input, spans, len(longer) * (position + 1)))
+        nearest = [one for one in distances.argsort().tolist() if distances[one] < tolerance][:most]
+        survivors = [longer[one] for one in nearest]
+        parents = {one[:-1] for one in survivors}
         ended += [one for one in alive if one and one not in parents]
-        alive = kept
+        alive = survivors
         if not alive:
             break
     return ended + [one for one in alive if one]
 
 
-def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
+def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
     """Returns (b, t, d) what enters for texts of one length."""
-    return entrance.read(entrance.step.embedded(torch.tensor(texts)).detach())
+    return attention_input.read(attention_input.step.embedded(torch.tensor(texts)).detach())
 
 
-def checked(entrance: Entrance, spans: Sequence[Span], tokens: int) -> float:
+def checking_work(attention_input: AttentionInput, spans: Sequence[Span], tokens: int) -> float:
     """Returns about the work of what enters a layer for so many tokens, and of its distance from the spans."""
-    d = entrance.step.table.shape[1]
-    return 10 * work.CALL + work.products(float(tokens) * d * d * (12 * (1 + entrance.layer) + len(spans)))
+    d = attention_input.step.table.shape[1]
+    return 10 * work.CALL + work.products(float(tokens) * d * d * (12 * (1 + attention_input.layer) + len(spans)))
 
 
-def blocks(texts: list[Text]) -> list[list[Text]]:
+def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
     """Returns texts of one length in parts that fit through a model."""
     step = max(1, FORWARD_TOKENS // len(texts[0]))
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 
 
-def chosen_texts(entrance: Entrance, texts: Sequence[Text], count: int, lengths: Sequence[int] | None) -> list[Text]:
+def chosen_texts(
+    attention_input: AttentionInput, texts: Sequence[TokenTuple], count: int, lengths: Sequence[int] | None
+) -> list[TokenTuple]:
     """Returns at most `count` texts, each time the one that adds most to the span of the states chosen before.
 
     One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values returns
@@ -274,27 +283,32 @@ def chosen_texts(entrance: Entrance, texts: Sequence[Text], count: int, lengths:
     Args:
         lengths: those of the texts; a text of another length comes after all others. None: not known.
     """
-    left = {one: torch.nn.functional.normalize(states(entrance, [one])[0].double(), dim=1) for one in texts}
+    directions_of_texts = {
+        one: torch.nn.functional.normalize(states(attention_input, [one])[0].double(), dim=1) for one in texts
+    }
     expected = list(lengths) if lengths is not None else None
-    basis = entrance.step.table.new_zeros(entrance.step.table.shape[1], 0, dtype=torch.float64)
-    taken: list[Text] = []
-    while left and len(taken) < count:
-        if basis.shape[0] != (width := next(iter(left.values())).shape[1]):
+    basis = attention_input.step.table.new_zeros(attention_input.step.table.shape[1], 0, dtype=torch.float64)
+    chosen: list[TokenTuple] = []
+    while directions_of_texts and len(chosen) < count:
+        if basis.shape[0] != (width := next(iter(directions_of_texts.values())).shape[1]):
             basis = basis.new_zeros(width, 0)
-        new = {one: _added(rows, basis) for one, rows in left.items()}
-        best = max(left, key=lambda one: (expected is None or len(one) in expected, new[one].shape[1], -len(one)))
-        if not new[best].shape[1] and expected is None:
+        added = {one: _added(rows, basis) for one, rows in directions_of_texts.items()}
+        best = max(
+            directions_of_texts,
+            key=lambda one: (expected is None or len(one) in expected, added[one].shape[1], -len(one)),
+        )
+        if not added[best].shape[1] and expected is None:
             break
-        basis = torch.cat([basis, new[best]], 1)
+        basis = torch.cat([basis, added[best]], 1)
         if expected is not None and len(best) in expected:
             expected.remove(len(best))
-        del left[best]
-        taken.append(best)
-    return taken
+        del directions_of_texts[best]
+        chosen.append(best)
+    return chosen
 
 
 def _added(rows: Tensor, basis: Tensor) -> Tensor:
     """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
-    rest = rows - (rows @ basis) @ basis.T
-    _, values, right = torch.linalg.svd(rest, full_matrices=False)
-    return right[values > DISTINCT].T
+    outside = rows - (rows @ basis) @ basis.T
+    _, values, right = torch.linalg.svd(outside, full_matrices=False)
+    return right[values > MIN_DISTINCT_DISTANCE].T

@@ -33,8 +33,8 @@ from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
 SAMPLE_ROWS = 512  # rows from which the span of the others is taken
-LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
-SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
+MAX_SPREAD = 0.5  # of the squared lengths of rows of noise, relative to their median
+MIN_SIGMAS = 8.0  # a row more standard deviations longer than the median than this is no row of noise
 NOT_SHARED = "the gradient of the embeddings is not shared"
 MAX_SHARE_OF_ROWS = 0.5  # share of the vocabulary above which rows are not distinguished
 
@@ -59,13 +59,13 @@ class FreeTokens(Inversion):
     def misses(self, batch: SharedBatch) -> str | None:
         if (grad := table_gradient(batch)) is None:
             return NOT_SHARED
-        if bag(grad, self.apart) is None:
+        if read_tokens(grad, self.apart) is None:
             return "the rows of the embeddings' gradient are all alike: no token can be distinguished from another"
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
-        return dealt(None if grad is None else bag(grad, self.apart), batch)
+        return dealt(None if grad is None else read_tokens(grad, self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:
@@ -74,27 +74,32 @@ def table_gradient(batch: SharedBatch) -> Tensor | None:
     return None if name is None else batch.tensor(name)
 
 
-def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
-    """Returns (k,) the ids that were read, ascending, by the embeddings' gradient (v, d). None: all rows are alike."""
-    there = (grad != 0).any(1)
-    if int(there.sum()) > MAX_SHARE_OF_ROWS * len(grad):
-        there = _unlike(grad, apart)
+def read_tokens(grad: Tensor, apart: float = 1e-2) -> Ids | None:
+    """Returns (k,) the ids that were read, ascending, by the embeddings' gradient (v, d). None: all rows are alike.
+
+    Args:
+        grad: the gradient.
+        apart: how far a row must be from the span of the others if no row is zero, relative to its length.
+    """
+    was_read = (grad != 0).any(1)
+    if int(was_read.sum()) > MAX_SHARE_OF_ROWS * len(grad):
+        was_read = _unlike(grad, apart)
     return (
-        device.array(there.nonzero()[:, 0]).astype(np.int64)
-        if 0 < int(there.sum()) <= MAX_SHARE_OF_ROWS * len(grad)
+        device.array(was_read.nonzero()[:, 0]).astype(np.int64)
+        if 0 < int(was_read.sum()) <= MAX_SHARE_OF_ROWS * len(grad)
         else None
     )
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:
     """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
-    lengths = grad.double().norm(dim=1)
-    order = lengths.argsort()[int((lengths == 0).sum()) :]
+    norms = grad.double().norm(dim=1)
+    order = norms.argsort()[int((norms == 0).sum()) :]
     small = order[: min(SAMPLE_ROWS, len(grad) // 2)]
-    span = row_space([(grad[small].double() / lengths[small, None]).to(grad.dtype)])
+    span = row_space([(grad[small].double() / norms[small, None]).to(grad.dtype)])
     if span.rank >= min(grad.shape[1], len(small)):
-        return _outstanding(lengths.square())
-    return (span.distances(grad) > apart) & (lengths > 0)
+        return _outstanding(norms.square())
+    return (span.distances(grad) > apart) & (norms > 0)
 
 
 def _outstanding(squares: Tensor) -> Tensor:
@@ -103,11 +108,11 @@ def _outstanding(squares: Tensor) -> Tensor:
     Rows of noise have nearly equal lengths (a sum of d independent squares). If most lengths are not nearly equal, none
     is.
     """
-    middle = squares.median()
-    spread = 1.4826 * (squares - middle).abs().median()  # a standard deviation, whatever the long ones are
-    if spread > LEVEL * middle:
+    median = squares.median()
+    spread = 1.4826 * (squares - median).abs().median()  # a standard deviation, whatever the long ones are
+    if spread > MAX_SPREAD * median:
         return torch.zeros_like(squares, dtype=torch.bool)
-    return squares > middle + SIGMAS * spread
+    return squares > median + MIN_SIGMAS * spread
 
 
 def dealt(ids: Ids | None, batch: SharedBatch) -> list[Ids]:

@@ -24,8 +24,10 @@ class SharedBatch:
     """What an attacker has of one training step.
 
     Attributes:
+        seen: the shared gradient.
         step: the model and its loss.
         labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
+        corpus: public text. None: the attacker has none.
         noise: what was added to the gradient.
     """
 
@@ -77,14 +79,14 @@ class Inversion(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         result: list[Ids] = []
-        every = batches(transcript, knowledge)
-        for number, batch in enumerate(every):
-            share = budget.part(1 / (len(every) - number))
+        all_batches = batches(transcript, knowledge)
+        for number, batch in enumerate(all_batches):
+            share = budget.part(1 / (len(all_batches) - number))
             texts = self.invert(batch, share, rng)
             if len(texts) != batch.size:
                 raise ValueError(f"{len(texts)} texts for a batch of {batch.size}")
             result += texts
-            budget.progress((number + 1) / len(every))
+            budget.progress((number + 1) / len(all_batches))
         return Guess(texts=Sequences.of(result))
 
 
@@ -92,13 +94,15 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     """Returns a batch for each gradient, with its part of the knowledge. Raises UsageError for another number."""
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
-    for name, known in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
-        if known is not None and len(known) != total:
-            raise UsageError(f"{len(known)} {name} for {total} texts", "give one for each text, or none")
+    for name, values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
+        if values is not None and len(values) != total:
+            raise UsageError(f"{len(values)} {name} for {total} texts", "give one for each text, or none")
     result, start = [], 0
-    for one in seen:
-        part = slice(start, start + one.batch_size)
-        labels, lengths = (None if k is None else k[part] for k in (knowledge.labels, knowledge.lengths))
-        result.append(SharedBatch(one, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise))
-        start += one.batch_size
+    for gradients in seen:
+        texts_of_batch = slice(start, start + gradients.batch_size)
+        labels, lengths = (None if k is None else k[texts_of_batch] for k in (knowledge.labels, knowledge.lengths))
+        result.append(
+            SharedBatch(gradients, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
+        )
+        start += gradients.batch_size
     return result

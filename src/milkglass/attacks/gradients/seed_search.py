@@ -33,30 +33,30 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, dealt, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
-OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
-NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
-SURE = 0.99  # correlation of a seed's noise with the first rows
+MAX_WIDTH_ERROR = 0.02  # of the width, by which its estimate from other rows may be wrong
+NUMBERS_COMPARED = 12  # of the first row that are compared with a Laplacian seed's
+MIN_CORRELATION = 0.99  # correlation of a seed's noise with the first rows
 ROWS_COMPARED = 64  # that a seed's noise is compared with
-LEFT = 1e-5  # of the noise's width, below which an entry is rounding
+MIN_ENTRY = 1e-5  # of the noise's width, below which an entry is rounding
 
 
 Words = NDArray[np.uint32]
 Test = Callable[[Words], NDArray[np.bool_]]
-SEEDS = 1 << 32
+SEED_COUNT = 1 << 32
 SEEDS_AT_A_TIME = 1 << 14  # seeds at a time: 64 KiB a row, which a processor's cache holds
-FAR = 397
+TWIST_OFFSET = 397
 
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
     first: int = 0
-    count: int = SEEDS
+    count: int = SEED_COUNT
     threads: int = 2
 
     name = "seed-search"
@@ -78,7 +78,7 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return dealt(None if seed is None else bag(_Drawn(grad).bare(grad, seed)), batch)
+        return dealt(None if seed is None else read_tokens(_Drawn(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
@@ -87,7 +87,7 @@ class SeedSearch(Inversion):
 
         def stopped() -> bool:
             over = budget.left() <= 0
-            budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * FAR / 20))
+            budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * TWIST_OFFSET / 20))
             return over
 
         passing = search(tests, self.first, self.count, stopped, self.threads)
@@ -113,19 +113,23 @@ class _Drawn:
         return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
 
     def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the tests of a seed of Gaussian noise: the angle and the radius of numbers 0 and 8."""
         square = (row[0] ** 2 + row[8] ** 2) / self.width**2
         angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
-        bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * OFF, 2 * OFF)]
+        bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * MAX_WIDTH_ERROR, 2 * MAX_WIDTH_ERROR)]
         middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
-        return ((8, _near(24, angle, 1e-5)), (0, _near(24, middle, half)))
+        return ((8, _near_test(24, angle, 1e-5)), (0, _near_test(24, middle, half)))
 
     def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the tests of a seed of Laplacian noise: each of the row's first numbers, within the width's error."""
         tests = []
-        for at, value in enumerate(row[:NUMBERS]):
-            sizes = [abs(value) * math.sqrt(2) / self.width * (1 + step) for step in (-OFF, OFF)]
+        for at, value in enumerate(row[:NUMBERS_COMPARED]):
+            sizes = [
+                abs(value) * math.sqrt(2) / self.width * (1 + step) for step in (-MAX_WIDTH_ERROR, MAX_WIDTH_ERROR)
+            ]
             low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), value) for one in sizes)
             # of 53 bits, the highest 21 are the lowest of the first output
-            tests.append((2 * at, _near(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
+            tests.append((2 * at, _near_test(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
         return tests
 
     def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
@@ -140,17 +144,17 @@ class _Drawn:
         """Returns whether the first rows are this noise, apart from a few of them."""
         part = grad[:ROWS_COMPARED].double()
         pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten().to(part.device)])
-        return bool(torch.corrcoef(pair)[0, 1] > SURE)
+        return bool(torch.corrcoef(pair)[0, 1] > MIN_CORRELATION)
 
     def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
         """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
         noise, whole = self.noise(grad.shape, seed).to(grad.device), grad.double()
         width = float((whole[:, 0] / noise[:, 0]).median())
         rest = whole - width * noise
-        return torch.where(rest.abs() > LEFT * width, rest, 0.0).float()
+        return torch.where(rest.abs() > MIN_ENTRY * width, rest, 0.0).float()
 
 
-def _near(bits: int, middle: float, half: float) -> Test:
+def _near_test(bits: int, middle: float, half: float) -> Test:
     """Returns a test whether an output's lowest bits, as a number from 0 to 1, are near `middle`, around the circle."""
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 
@@ -164,26 +168,26 @@ def _near(bits: int, middle: float, half: float) -> Test:
 def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
     """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
     state, high = seeds.copy(), np.empty_like(seeds)
-    near: dict[int, Words] = {0: seeds}
+    kept_states: dict[int, Words] = {0: seeds}
     expected = {at + step for at in places for step in (0, 1)}
-    ends = {at + FAR: at for at in places}
+    ends = {at + TWIST_OFFSET: at for at in places}
     for i in range(1, max(ends) + 1):
         np.right_shift(state, np.uint32(30), out=high)
         np.bitwise_xor(state, high, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
         if i in expected:
-            near[i] = state.copy()
+            kept_states[i] = state.copy()
         if i in ends:
             at = ends[i]
-            yield _tempered(_twisted(near[at], near[at + 1], state))
+            yield _temper(_twist(kept_states[at], kept_states[at + 1], state))
 
 
 def search(
     tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
     """Yields every seed from `first` on whose outputs at these places pass their tests; the first is a sieve."""
-    starts = range(first, min(first + count, SEEDS), SEEDS_AT_A_TIME)
+    starts = range(first, min(first + count, SEED_COUNT), SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
         for at in range(0, len(starts), 4 * threads):
             if stopped():
@@ -196,25 +200,28 @@ def search(
 
 
 def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
+    """Returns the seeds of a block whose outputs pass all tests."""
     seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
     place, test = tests[0]
     (outputs_there,) = outputs(seeds, [place])
-    left = seeds[test(outputs_there)]
-    if not len(left):
+    sieved = seeds[test(outputs_there)]
+    if not len(sieved):
         return []
-    passed = np.ones(len(left), np.bool_)
+    passed = np.ones(len(sieved), np.bool_)
     rest = dict(tests)
-    for at, outputs_there in zip(sorted(rest), outputs(left, sorted(rest)), strict=True):
+    for at, outputs_there in zip(sorted(rest), outputs(sieved, sorted(rest)), strict=True):
         passed &= rest[at](outputs_there)
-    return [int(one) for one in left[passed]]
+    return [int(one) for one in sieved[passed]]
 
 
-def _twisted(one: Words, two: Words, far: Words) -> Words:
+def _twist(one: Words, two: Words, far: Words) -> Words:
+    """Returns the Mersenne Twister's next words from the words at j, j + 1 and j + 397."""
     mixed = (one & np.uint32(0x80000000)) | (two & np.uint32(0x7FFFFFFF))
     return far ^ (mixed >> np.uint32(1)) ^ ((two & np.uint32(1)) * np.uint32(0x9908B0DF))
 
 
-def _tempered(y: Words) -> Words:
+def _temper(y: Words) -> Words:
+    """Returns the outputs that the Mersenne Twister makes of its words."""
     y = y ^ (y >> np.uint32(11))
     y = y ^ ((y << np.uint32(7)) & np.uint32(0x9D2C5680))
     y = y ^ ((y << np.uint32(15)) & np.uint32(0xEFC60000))

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SCREEN = 0.1  # single precision is enough to see that a vector is farther away than this
-ROUNDING = 64.0  # a singular value of so many units of rounding, relative to the largest, may be rounding
-SUMS = 4.0  # what is sent in fp32 is rounded at every step of a sum; in 16 bits, where it is sent
-EDGE = 2.0  # times the largest singular value of the errors alone: larger ones are of the rows
-FORWARD = 2.5e-5  # a public vector is computed anew, and differs by this share at most
+MAX_SCREENED_DISTANCE = 0.1  # single precision is enough to see that a vector is farther away than this
+ROUNDING_UNITS = 64.0  # a singular value of so many units of rounding, relative to the largest, may be rounding
+SUM_ROUNDINGS = 4.0  # what is sent in fp32 is rounded at every step of a sum; in 16 bits, where it is sent
+EDGE_FACTOR = 2.0  # times the largest singular value of the errors alone: larger ones are of the rows
+FORWARD_ERROR = 2.5e-5  # a public vector is computed anew, and differs by this share at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,9 @@ class Span:
         return self.basis.shape[1]
 
     def distances(self, vectors: Tensor) -> Tensor:
-        """Returns (...) the distances of vectors (..., d), from 0 in the span to 1, exact where below SCREEN.
+        """Returns (...) the distances of vectors (..., d), from 0 in the span to 1.
+
+        They are exact where they are below MAX_SCREENED_DISTANCE.
 
         With `values` they are in units of what the errors explain.
         """
@@ -57,10 +59,12 @@ class Span:
         inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By what lies in the span: wrong by 1e-3 where little lies outside.
         result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
-        near = (result < SCREEN).nonzero()[:, 0]
-        close = flat[near].double() if self.through is None else flat[near].double() @ self.through.double().T
+        close_ones = (result < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
+        close = (
+            flat[close_ones].double() if self.through is None else flat[close_ones].double() @ self.through.double().T
+        )
         rest = close - (close @ self.basis) @ self.basis.T  # by what lies outside
-        result[near] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
+        result[close_ones] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
         if self.values is not None:
             result = result / self._explained(inside, sizes, self.values)
         return result.reshape(vectors.shape[:-1])
@@ -68,7 +72,7 @@ class Span:
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
         """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
         off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
-        return torch.hypot(off, torch.full_like(off, FORWARD)).double()
+        return torch.hypot(off, torch.full_like(off, FORWARD_ERROR)).double()
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
@@ -76,12 +80,12 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
     Each matrix is first scaled to the same size, so that small gradients count as much as large ones.
     """
-    kept = [one for one in rows if one.abs().sum() > 0]
-    eps = max((torch.finfo(one.dtype).eps for one in kept), default=torch.finfo(torch.float32).eps)
+    nonzero = [one for one in rows if one.abs().sum() > 0]
+    eps = max((torch.finfo(one.dtype).eps for one in nonzero), default=torch.finfo(torch.float32).eps)
     width = rows[0].shape[1]
-    if not kept:
+    if not nonzero:
         return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
-    stacked = torch.cat([one.double() / one.double().norm() for one in kept])
+    stacked = torch.cat([one.double() / one.double().norm() for one in nonzero])
     _, values, right = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(values, eps)
     return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))
@@ -95,23 +99,23 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
     theorem 4.4.5).
     """
     wide = rows.double()
-    steps = SUMS if rows.dtype in (torch.float32, torch.float64) else 1.0
+    steps = SUM_ROUNDINGS if rows.dtype in (torch.float32, torch.float64) else 1.0
     rounding = steps * torch.finfo(rows.dtype).eps * float(wide.square().mean().sqrt()) / 12**0.5
     error = math.hypot(rounding, noise) * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
     _, values, right = torch.linalg.svd(wide, full_matrices=False)
-    rank = int((values > EDGE * error).sum())
+    rank = int((values > EDGE_FACTOR * error).sum())
     return Span(right[:rank].T.contiguous(), None, rank == rows.shape[1], values[:rank], error)
 
 
 def numerical_rank(values: Tensor, eps: float) -> int:
     """Returns how many singular values, largest first, of numbers of precision `eps`, are more than rounding.
 
-    The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING * eps of the
-    largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that an
-    exact zero beside a rounded one is no gap.
+    The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps
+    of the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that
+    an exact zero beside a rounded one is no gap.
     """
     relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
-    beyond = (relative[1:] <= ROUNDING * eps).nonzero()[:, 0]
+    beyond = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]
     if not len(beyond):
         return len(values)
     gaps = relative[:-1][beyond] / relative[1:][beyond]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
@@ -35,9 +35,9 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-EQUAL = 1e-3  # two entries are one, relative to the larger
-EXACT = 1e-6  # a distance that is rounding
-SHAKES = 3  # changes at random to a text that no single change brings nearer
+EQUAL_TOLERANCE = 1e-3  # two entries are one, relative to the larger
+ROUNDING_DISTANCE = 1e-6  # a distance that is rounding
+RANDOM_CHANGES = 3  # changes at random to a text that no single change brings nearer
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SurvivingEntries(Inversion):
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
-        tokens = None if grad is None else bag(grad)
+        tokens = None if grad is None else read_tokens(grad)
         if grad is None or tokens is None:
             return [np.empty(0, np.int64)]
         places = position_rows(batch)
@@ -108,7 +108,9 @@ def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
     from scipy.optimize import linear_sum_assignment
 
     both = (rows[None] != 0) & (places[:, None] != 0)
-    near = (rows[None] - places[:, None]).abs() <= EQUAL * torch.maximum(rows[None].abs(), places[:, None].abs())
+    near = (rows[None] - places[:, None]).abs() <= EQUAL_TOLERANCE * torch.maximum(
+        rows[None].abs(), places[:, None].abs()
+    )
     gain = (both & near).sum(2).double() - (both & ~near).sum(2).double()  # (t, k)
     result = np.full(len(places), -1)
     at, which = linear_sum_assignment(device.array(gain), maximize=True)
@@ -128,55 +130,58 @@ class _OrderSearch:
     """A search for the order of the tokens: the nearest text so far, its distance, and how many gradients are left."""
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
-        self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget
-        self.seen = {n: g for n, g in batch.tensors.items() if bool(g.any())}
-        self.kept = {n: g != 0 for n, g in self.seen.items()}
+        self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
+        self.shared = {n: g for n, g in batch.tensors.items() if bool(g.any())}
+        self.is_nonzero = {n: g != 0 for n, g in self.shared.items()}
         self.best: Ids = np.empty(0, np.int64)
-        self.away = np.inf
+        self.best_distance = np.inf
 
     @property
     def over(self) -> bool:
-        return self.left <= 0 or self.budget.left() <= 0
+        return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
         """Returns the distance of a text, at least 0; infinite if the time is over."""
         if self.over and len(self.best):
             return float(np.inf)
-        self.left -= 1
+        self.gradients_left -= 1
         self.budget.spend(work.gradients(self.batch.step.module, len(text)))
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
         step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
         own = step.gradient(ids, torch.ones_like(ids), targets)
-        cosines = [_cosine(own[n][self.kept[n]], g[self.kept[n]]) for n, g in self.seen.items() if n in own]
-        away = 1 - float(np.mean(cosines))
-        if away < self.away:
-            self.best, self.away = text, away
-        return away
+        cosines = [
+            _cosine(own[n][self.is_nonzero[n]], g[self.is_nonzero[n]]) for n, g in self.shared.items() if n in own
+        ]
+        distance = 1 - float(np.mean(cosines))
+        if distance < self.best_distance:
+            self.best, self.best_distance = text, distance
+        return distance
 
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
-        while not self.over and self.away > EXACT:
+        while not self.over and self.best_distance > ROUNDING_DISTANCE:
             shaken = self.best
-            for _ in range(SHAKES):
-                shaken = next(_changed(shaken, self.tokens, rng), shaken)
+            for _ in range(RANDOM_CHANGES):
+                shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
             self._descend(shaken, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
-        away, better = self.distance(text), True
+        """Changes the text, one change at a time, while that brings it nearer."""
+        best_distance, better = self.distance(text), True
         while better and not self.over:
             better = False
-            for other in _changed(text, self.tokens, rng):
+            for changed in _changed_texts(text, self.tokens, rng):
                 if self.over:
                     return
-                if (near := self.distance(other)) < away - 1e-9:
-                    text, away, better = other, near, True
+                if (distance := self.distance(changed)) < best_distance - 1e-9:
+                    text, best_distance, better = changed, distance, True
                     break
 
 
-def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
+def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     """Yields texts that are one swap, one move or one replacement of a repeated token away, in random order."""
     n = len(text)
     swaps = [("swap", i, j) for i in range(n) for j in range(i)]
@@ -187,15 +192,15 @@ def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     for part in (swaps, moves):
         for at in rng.permutation(len(part)).tolist():
             kind, i, j = part[at]
-            other = text.copy()
+            changed = text.copy()
             if kind == "swap":
-                other[i], other[j] = text[j], text[i]
+                changed[i], changed[j] = text[j], text[i]
             elif kind == "put":
-                other[i] = j
+                changed[i] = j
             else:
-                other = np.insert(np.delete(text, i), j, text[i])
-            if not np.array_equal(other, text):
-                yield other
+                changed = np.insert(np.delete(text, i), j, text[i])
+            if not np.array_equal(changed, text):
+                yield changed
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks.gradients.dager_layers import (
-    DISTINCT,
-    Entrance,
-    Text,
+    MIN_DISTINCT_DISTANCE,
+    AttentionInput,
+    TokenTuple,
     blocks,
-    checked,
+    checking_work,
     depends_on_position,
     spans_of,
     states,
@@ -44,7 +44,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-DENSE = 4  # above one direction of so many, all are computed
+DENSE_SVD_RATIO = 4  # above one direction in DENSE_SVD_RATIO, all are computed
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TruncatedSpans(Inversion):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
             for layer in (0, 1):
-                Entrance(required(knowledge.step), layer)
+                AttentionInput(required(knowledge.step), layer)
         except UnsupportedModel as error:
             return str(error)
         return super().refuses(transcript, knowledge)
@@ -82,32 +82,34 @@ class TruncatedSpans(Inversion):
             return f"a batch holds {batch.size} texts, and only one can be read at a time"
         if batch.lengths is None:
             return "the attacker does not know the lengths"
-        if truncated(batch, Entrance(batch.step, 0), 1) is None:
+        if truncated(batch, AttentionInput(batch.step, 0), 1) is None:
             return "no gradient of the queries, keys and values of layer 1 is shared"
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         count = int(required(batch.lengths)[0]) - (batch.step.task == "next-token")
-        low = Entrance(batch.step, 0)
+        low = AttentionInput(batch.step, 0)
         first = truncated(batch, low, count)
         if first is None:
             return [np.empty(0, np.int64)]
-        away = vocabulary_distances(low, [first], count)
+        distances = vocabulary_distances(low, [first], count)
         if depends_on_position(low):
-            return [device.array(away.argmin(0)).astype(np.int64)]
-        nearest = away[:, 0].argsort()[: self.candidates * count].tolist()
-        high = Entrance(batch.step, 1)
+            return [device.array(distances.argmin(0)).astype(np.int64)]
+        nearest = distances[:, 0].argsort()[: self.candidates * count].tolist()
+        high = AttentionInput(batch.step, 1)
         second = truncated(batch, high, count)
-        text = tuple(nearest[:count]) if second is None else self._grown(high, second, nearest, count, budget)
+        text = tuple(nearest[:count]) if second is None else self._grow_text(high, second, nearest, count, budget)
         return [np.array(text, np.int64)]
 
-    def _grown(self, entrance: Entrance, span: Span, options: Sequence[int], count: int, budget: Budget) -> Text:
+    def _grow_text(
+        self, attention_input: AttentionInput, span: Span, options: Sequence[int], count: int, budget: Budget
+    ) -> TokenTuple:
         """Returns the text of `count` tokens whose states cover most of the span, prefix by prefix."""
-        alive: list[Text] = [()]
+        alive: list[TokenTuple] = [()]
         while len(alive[0]) < count and budget.left() > 0:
             longer = [(*prefix, token) for prefix in alive for token in options]
-            budget.spend(checked(entrance, [span], len(longer) * len(longer[0])))
-            covered = torch.cat([coverage(span, states(entrance, part)) for part in blocks(longer)])
+            budget.spend(checking_work(attention_input, [span], len(longer) * len(longer[0])))
+            covered = torch.cat([coverage(span, states(attention_input, part)) for part in blocks(longer)])
             alive = [longer[one] for one in covered.argsort(descending=True)[: self.most].tolist()]
         return alive[0]
 
@@ -120,28 +122,28 @@ def coverage(span: Span, vectors: Tensor) -> Tensor:
     """
     new, size = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
     inside = (span.basis.float().T @ new).square().sum(1)  # (b, t)
-    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > DISTINCT)).sum(1)
+    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
 
 
-def truncated(batch: SharedBatch, entrance: Entrance, count: int) -> Span | None:
-    """Returns the span of the strongest `count` directions of the gradients at an entrance. None: none is shared.
+def truncated(batch: SharedBatch, attention_input: AttentionInput, count: int) -> Span | None:
+    """Returns the span of the strongest `count` directions of the gradients at one layer. None: none is shared.
 
     A gradient of lower rank has its own span, which is exact.
     """
-    if exact := [one for one in spans_of(batch, entrance, count) if one.rank <= count]:
-        return exact[0]
-    grads = [(batch.tensor(one.name), one.transposed) for one in entrance.matrices]
-    kept = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
-    if not kept:
+    if exact_spans := [one for one in spans_of(batch, attention_input, count) if one.rank <= count]:
+        return exact_spans[0]
+    grads = [(batch.tensor(one.name), one.transposed) for one in attention_input.matrices]
+    nonzero = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
+    if not nonzero:
         return None
-    stacked = torch.cat([one / one.norm() for one in kept])
+    stacked = torch.cat([one / one.norm() for one in nonzero])
     return Span(strongest(stacked, count), None, False)
 
 
 def strongest(rows: Tensor, count: int) -> Tensor:
     """Returns (d, count) the first right singular vectors of rows (m, d), orthonormal, in float64."""
     count = min(count, *rows.shape)
-    if count * DENSE > min(rows.shape):
+    if count * DENSE_SVD_RATIO > min(rows.shape):
         return torch.linalg.svd(rows.double(), full_matrices=False)[2][:count].T.contiguous()
     values, right = svds(device.array(rows), k=count, random_state=0, return_singular_vectors="vh")[1:]
     return device.tensor(right[values.argsort()[::-1]].T.astype(np.float64))

@@ -53,24 +53,24 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """
     runner = body(transcript.weights(tuned=True) or transcript.model)
     requested, answers = prompts(transcript), transcript.outputs
-    whole = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
+    texts = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
     answered = np.concatenate(
         [np.repeat([False, True], pair) for pair in zip(requested.lengths, answers.lengths, strict=True)]
         or [np.empty(0, np.bool_)]
     )
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
-    out = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
-    known = np.zeros(len(out), np.bool_)
-    for numbers in batches(whole):
-        result = runner(input_ids=stacked(whole, numbers)).last_hidden_state
-        where = places(whole, numbers).reshape(len(numbers), -1)
+    states_of_answers = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
+    is_known = np.zeros(len(states_of_answers), np.bool_)
+    for numbers in batches(texts):
+        result = runner(input_ids=stacked(texts, numbers)).last_hidden_state
+        where = places(texts, numbers).reshape(len(numbers), -1)
         inside = answered[where]
         inside[:, 0] = False
         rows, columns = np.nonzero(inside)
         at = rank[where[rows, columns]]
-        out[torch.from_numpy(at)] = result[rows, columns - 1].float()
-        known[at] = True
-    return out, known
+        states_of_answers[torch.from_numpy(at)] = result[rows, columns - 1].float()
+        is_known[at] = True
+    return states_of_answers, is_known
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class ERA(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         head = public_head(required(knowledge.public_model)).T.contiguous()
-        result, known = states(transcript)
+        result, is_known = states(transcript)
         k = min(self.k, head.shape[1])
-        guess = np.full((len(known), k), NO_BELIEF, np.int64)
-        for part in np.array_split(np.flatnonzero(known), -(-len(known) // PLACES_AT_A_TIME) or 1):
+        guess = np.full((len(is_known), k), NO_BELIEF, np.int64)
+        for part in np.array_split(np.flatnonzero(is_known), -(-len(is_known) // PLACES_AT_A_TIME) or 1):
             # section 5.2: argmax_j h . H[j]
             guess[part] = device.array((result[torch.from_numpy(part)] @ head).topk(k).indices)
         return Guess(running=guess)

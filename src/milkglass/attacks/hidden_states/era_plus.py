@@ -39,7 +39,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
-FLOOR = 0.01  # of what one place can say against a candidate
+MIN_PLACE_CHANCE = 0.01  # of what one place can say against a candidate
 PLACES_AT_A_TIME = 256  # places whose candidates are weighed at once
 NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be left alone
 
@@ -69,7 +69,7 @@ class ERAPlus(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
-        before, has_context = states(transcript)
+        previous_states, has_context = states(transcript)
         generated = transcript.outputs.kept(has_context)  # the places of which the model says something
         tokens = knowledge.tokens(size)
         log_share = (
@@ -81,10 +81,10 @@ class ERAPlus(Solver):
             return prior
         ids = generated.ids[listed]
         member = table.member[table.line[ids]]
-        contexts = before[torch.from_numpy(has_context)][torch.from_numpy(listed)]
+        contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
         scores = weighed(contexts, public_head(required(knowledge.public_model)), member)
         scores -= log_share[member]
-        table.update(ids, scores, FLOOR)
+        table.update(ids, scores, MIN_PLACE_CHANCE)
         posterior, _ = table.weighed(table.evidence(self.damping), table.belief(prior.likelihood))
         combined = [np.zeros(one.shape) for one in prior.likelihood]
         table.store(posterior, combined, np.zeros(size, np.int64), prior.groups)
@@ -100,10 +100,10 @@ class ERAPlus(Solver):
 
 def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
     """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
-    parts = [
+    weights = [
         device.array(torch.einsum("md,mwd->mw", block, head[ids].float()))
         for block, ids in zip(
             states.split(PLACES_AT_A_TIME), torch.from_numpy(member).split(PLACES_AT_A_TIME), strict=True
         )
     ]
-    return np.concatenate(parts).astype(np.float64)
+    return np.concatenate(weights).astype(np.float64)

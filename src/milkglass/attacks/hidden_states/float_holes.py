@@ -37,11 +37,12 @@ from milkglass.threat.observations import Activations, Transcript
 
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
 FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
-SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
-CLOSE = 3  # coordinates by which a token may be behind the best and is kept
+MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
+MAX_COORDINATES_BEHIND = 3  # coordinates by which a token may be behind the best and is kept
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
-HOLES, SIEVED = 4, 12  # passes over numbers of one test, and how many coordinates a factor passes, on average
-SPARSE = 1 << 10  # of so many factors one is tried where none fits
+PASSES_A_TEST = 4  # passes over numbers of one test
+COORDINATES_PASSED = 12  # coordinates that a factor passes, on average
+FACTOR_STEP = 1 << 10  # of so many factors one is tried where none fits
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class _Reader:
             if factor is not None:
                 for place in range(int(stop - start)):
                     guess[start + place] = self.tokens(sent[start + place], place, factor)[0]
-                    budget.spend(work.elements(self.size * (sent.shape[1] + HOLES * COORDINATES_AT_A_TIME)))
+                    budget.spend(work.elements(self.size * (sent.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(seen.lengths))
         return guess
 
@@ -128,26 +129,26 @@ class _Reader:
         row = rows[0]
         numbers, typical = self._factors(len(rows))
         pieces = np.array_split(numbers, -(-len(numbers) // FACTORS_AT_A_TIME))
-        least, best = SLIPS + 1, numbers[:0]
+        least, best = MAX_SLIPS + 1, numbers[:0]
         for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
-            fitting, ruled = self._fitting(piece, row, SLIPS)
-            budget.spend(work.elements(SIEVED * HOLES * len(piece)))
+            fitting, ruled = self._fitting(piece, row, MAX_SLIPS)
+            budget.spend(work.elements(COORDINATES_PASSED * PASSES_A_TEST * len(piece)))
             if len(ruled) and ruled.min() < least:
                 least, best = int(ruled.min()), fitting[ruled == ruled.min()]
             if not least or budget.left() <= 0:
                 break  # none of millions of wrong ones is ruled out by no coordinate
         if not len(best) and self.attack.always:
-            best, ruled = self._fitting(numbers[::SPARSE], row, len(row))
+            best, ruled = self._fitting(numbers[::FACTOR_STEP], row, len(row))
             best = best[ruled == ruled.min()]
-        return self._closest(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
+        return self._best_factor(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
 
-    def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
+    def _best_factor(self, numbers: Floats, rows: Floats) -> np.float32:
         """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
-        part = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
-        if len(part) == 1:
-            return np.float32(part[0])
-        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in part]
-        return np.float32(part[int(np.argmin(ruled))])
+        tried = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
+        if len(tried) == 1:
+            return np.float32(tried[0])
+        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
+        return np.float32(tried[int(np.argmin(ruled))])
 
     def _fitting(self, numbers: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
         """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""
@@ -178,7 +179,7 @@ class _Reader:
             part = slice(start, start + COORDINATES_AT_A_TIME)
             x = states[alive][:, part] * factor
             ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
-            alive = alive[ruled[alive] <= ruled[alive].min() + CLOSE]
+            alive = alive[ruled[alive] <= ruled[alive].min() + MAX_COORDINATES_BEHIND]
         order = alive[np.argsort(ruled[alive], kind="stable")][: self.attack.k]
         filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)
         filled[: len(order)] = order

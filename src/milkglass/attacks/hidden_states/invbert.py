@@ -40,8 +40,9 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
-PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
-TRAINING = 0.8  # of what is left then
+# Of the budget, what is left at least when the public, the client's states are computed
+LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.7, 0.6
+TRAINING_SHARE = 0.8  # of what is left then
 TOKENS_AT_A_TIME = 512
 
 
@@ -71,7 +72,7 @@ def train(
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
-    steps, done = settings.epochs * len(groups), 0
+    steps, steps_done = settings.epochs * len(groups), 0
     inverter.train()
     for _ in range(settings.epochs):
         for number in rng.permutation(len(groups)).tolist():
@@ -85,9 +86,9 @@ def train(
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
             optimiser.step()
-            done += 1
+            steps_done += 1
             budget.spend(work.trained(inverter, expected.numel()))
-            budget.progress(done / steps)
+            budget.progress(steps_done / steps)
 
 
 @torch.inference_mode()
@@ -148,7 +149,7 @@ class InvBert(Attack):
     min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        sent_states = self._given(transcript)
+        sent_states = self._states_of_layer(transcript)
         lengths, sent = (
             np.concatenate([np.empty(0, np.int64), *(one.lengths for one in sent_states)]),
             transcript.tokens,
@@ -159,7 +160,8 @@ class InvBert(Attack):
             return f"the states after layer {self.layer} are not one for each token"
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
-    def _given(self, transcript: Transcript) -> list[Activations]:
+    def _states_of_layer(self, transcript: Transcript) -> list[Activations]:
+        """Returns the observed states of the layer that is attacked."""
         return [one for one in transcript.all(Activations) if one.layer == self.layer]
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -167,13 +169,15 @@ class InvBert(Attack):
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
-        states, read = self.states(own, corpus, batches_within(corpus, budget, first, PUBLIC * seconds), budget)
-        known = torch.from_numpy(read[corpus.owner])
+        states, read = self.states(
+            own, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
+        )
+        is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        some = batches_within(transcript.tokens, budget, second, SENT * seconds)
+        some = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
         seen, reached = self.observed(transcript, some, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
-        train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
+        train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (
             part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)
@@ -194,7 +198,7 @@ class InvBert(Attack):
         self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
-        if sent_states := self._given(transcript):
+        if sent_states := self._states_of_layer(transcript):
             return device.moved(torch.cat([one.hidden.float() for one in sent_states])), np.ones(
                 len(transcript.tokens), np.bool_
             )

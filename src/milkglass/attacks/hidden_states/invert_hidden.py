@@ -32,7 +32,7 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-OBSERVING, TRAINING = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
+OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
 TEXTS_AT_A_TIME = 256  # that are observed
 
 
@@ -110,13 +110,13 @@ class InvertHidden(Attack):
         return hidden_of(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        states, corpus = self.observed(knowledge, budget.part(OBSERVING), rng)
+        states, corpus = self.observed(knowledge, budget.part(OBSERVING_SHARE), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = device.moved(
             StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
-        time = budget.part(TRAINING, budget.progress)
+        time = budget.part(TRAINING_SHARE, budget.progress)
         train(inverter, states, corpus, self, time, rng, clip=1.0)
         parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(parts))

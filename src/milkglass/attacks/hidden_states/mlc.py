@@ -32,8 +32,9 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-PUBLIC, SENT = 0.5, 0.25  # of the budget: what is left at least when the public, the sent texts are embedded
-TEXTS = 1024  # whose words are named at a time
+# Of the budget, what is left at least when the public, the sent texts are embedded
+LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.5, 0.25
+TEXTS_AT_A_TIME = 1024  # whose words are named at a time
 
 
 def embeddings(
@@ -41,13 +42,13 @@ def embeddings(
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
-    out = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
+    means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     read = np.zeros(len(texts), np.bool_)
     for numbers in groups:
-        out[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
+        means[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
         read[numbers] = True
         budget.spend(work.run(runner, int(texts.lengths[numbers].sum())))
-    return out, read
+    return means, read
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class LinearWords(Attack):
     ) -> tuple[Ids, ...]:
         """Returns the words of each text; none for a text that was not reached."""
         bags: list[Ids] = []
-        for rows in torch.arange(len(seen)).split(TEXTS):
+        for rows in torch.arange(len(seen)).split(TEXTS_AT_A_TIME):
             likely = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
             bags += [words[row] for row in likely]
         return tuple(bags)
@@ -128,14 +129,16 @@ class MLC(LinearWords):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        seconds, (order, other) = budget.left(), rng.spawn(2)
+        seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
         own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, batches_within(public, budget, order, PUBLIC * seconds), budget)
+        means, read = embeddings(
+            own, public, batches_within(public, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
+        )
         public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        some = batches_within(sent, budget, other, SENT * seconds)
+        some = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)
         seen, reached = embeddings(transcript.model, sent, some, budget)
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)

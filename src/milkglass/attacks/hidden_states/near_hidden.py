@@ -36,20 +36,20 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
-ALONE = 512  # tokens run at a time, each in a text of its own
+SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
 
 
 def hidden_of(transcript: Transcript, width: int) -> str | None:
     """Returns why the transcript does not have one state of this width for each token, or None."""
-    for one in transcript.all(Activations):
-        if one.pooled:
+    for states in transcript.all(Activations):
+        if states.pooled:
             return "the states are one for a text, and say nothing of single tokens"
-        if one.mixed is not None:
+        if states.mixed is not None:
             return "the rows of each text are mixed, and stand for no single token"
-        if len(one.hidden) != one.lengths.sum():
+        if len(states.hidden) != states.lengths.sum():
             return "the states are not one for each token"
-        if len(one.hidden) and one.hidden.shape[1] != width:
-            return f"the states have {one.hidden.shape[1]} dimensions, the public model {width}"
+        if len(states.hidden) and states.hidden.shape[1] != width:
+            return f"the states have {states.hidden.shape[1]} dimensions, the public model {width}"
     return None
 
 
@@ -90,6 +90,7 @@ class NearHidden(Attack):
         return self._nearest(seen.hidden, table, budget)
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
+        """Returns (total, k) the tokens whose embeddings at the same position are nearest."""
         size = len(public.table)
         runner, unused = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
         within = np.arange(len(seen.hidden)) - np.repeat(np.cumsum(seen.lengths) - seen.lengths, seen.lengths)
@@ -111,10 +112,10 @@ class NearHidden(Attack):
 @torch.inference_mode()
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
-    parts = []
+    embeddings = []
     for part in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
-        parts.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
-    return torch.cat(parts)
+        embeddings.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
+    return torch.cat(embeddings)
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
@@ -132,10 +133,10 @@ def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
 
 def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
     """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
-    runner, (before, after) = body(public, layer), around
-    parts = []
-    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):
-        texts = [np.tile(before, (len(part), 1)), part[:, None], np.tile(after, (len(part), 1))]
+    runner, (prefix, suffix) = body(public, layer), around
+    states = []
+    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
+        texts = [np.tile(prefix, (len(part), 1)), part[:, None], np.tile(suffix, (len(part), 1))]
         ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
-        parts.append(state(runner, ids, layer)[:, len(before)])
-    return torch.cat(parts)
+        states.append(state(runner, ids, layer)[:, len(prefix)])
+    return torch.cat(states)

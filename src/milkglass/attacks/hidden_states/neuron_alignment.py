@@ -43,9 +43,9 @@ from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-IDS = 1024  # run at a time, each as a text of its own
-LEVELS = 1001  # quantiles by which two sets of correlations are compared
-PROBE = 4  # a sample over this is enough for them
+IDS_AT_A_TIME = 1024  # run at a time, each as a text of its own
+QUANTILES = 1001  # quantiles by which two sets of correlations are compared
+PROBE_RATIO = 4  # a sample over this is enough for them
 MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
@@ -63,11 +63,11 @@ class NeuronReader:
         hook = self.matrix.register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
         table = self.network.get_input_embeddings().weight
         with torch.no_grad():
-            kept = table[ids]
-            table[ids] = kept if noise is None else kept + noise
-            for some in ids.split(IDS):
+            rows_before = table[ids]
+            table[ids] = rows_before if noise is None else rows_before + noise
+            for some in ids.split(IDS_AT_A_TIME):
                 self.network(input_ids=some[:, None], use_cache=False)
-            table[ids] = kept
+            table[ids] = rows_before
         hook.remove()
         return torch.cat(rows)
 
@@ -89,17 +89,17 @@ def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
     return order
 
 
-def _matched(one: Tensor, other: Tensor) -> Ids:
-    """Returns (f,) the row of `other` for each row of `one`, none twice, at the least total distance."""
+def _matched(first: Tensor, second: Tensor) -> Ids:
+    """Returns (f,) the row of `second` for each row of `first`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
-    return np.asarray(linear_sum_assignment(device.array(torch.cdist(one, other)))[1], np.int64)
+    return np.asarray(linear_sum_assignment(device.array(torch.cdist(first, second)))[1], np.int64)
 
 
 def levels(neurons: Tensor) -> Tensor:
     """Returns quantiles of all correlations between neurons (n, f), which do not depend on their order."""
     values = correlations(neurons).flatten().sort().values
-    return values[torch.linspace(0, len(values) - 1, LEVELS).long()]
+    return values[torch.linspace(0, len(values) - 1, QUANTILES).long()]
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
@@ -163,20 +163,22 @@ class NeuronAlignment(NearestRows):
         noise = device.moved(deviation) * device.tensor(
             rng.standard_normal((len(some), public.width), dtype=np.float32)
         )
-        probe = _some(len(some), max(1, len(some) // PROBE), rng)
-        known = levels(neurons[_some(len(neurons), len(probe), rng)])
+        probe = _some(len(some), max(1, len(some) // PROBE_RATIO), rng)
+        own_levels = levels(neurons[_some(len(neurons), len(probe), rng)])
 
         def unlike(size: float) -> float:
-            return float((levels(read(some[probe], size * noise[probe])) - known).square().mean())
+            return float((levels(read(some[probe], size * noise[probe])) - own_levels).square().mean())
 
         noisy = read(some, min(self.noise, key=unlike) * noise)
         correlated = correlations(neurons[_some(len(neurons), self.sample, rng)])
         order = torch.from_numpy(aligned(correlated, correlations(noisy), self.rounds))
-        own = read(torch.arange(public.size, device=device.current()))
-        projection = whitening(own[some][:, order], noisy[:, order])
+        own_neurons = read(torch.arange(public.size, device=device.current()))
+        projection = whitening(own_neurons[some][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
-            (_standard(neurons) * scale) @ projection, (own - own.mean(0))[:, order] @ projection, "cosine"
+            (_standard(neurons) * scale) @ projection,
+            (own_neurons - own_neurons.mean(0))[:, order] @ projection,
+            "cosine",
         )
 
 

@@ -6,11 +6,11 @@ hidden_states/gelo.py). Whether a public vector lies in that span can be tested 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 
 1. Every token of the vocabulary is put through the public embeddings and norm, at every place if places enter as
-   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `dager_layers.tokens`).
+   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `dager_layers.tokens_in_spans`).
 2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
    enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
 3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
-   span or not, whatever follows (DAGER's `prefixes`).
+   span or not, whatever follows (DAGER's `grown_texts`).
 
 A shield adds one direction, which changes nothing while rows and shields are fewer than dimensions. With as many, the
 span is everything, and the attack refuses. Noise on U as large as the distance between two tokens ends the attack;
@@ -28,14 +28,14 @@ import torch
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.dager_layers import (
-    Entrance,
+    AttentionInput,
     SpanTokens,
     chosen_texts,
     depends_on_position,
     grown_texts,
-    tokens,
+    tokens_in_spans,
 )
-from milkglass.attacks.gradients.spans import EDGE, Span, sent_rows
+from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import ours
 from milkglass.parameters import limited, require
@@ -60,7 +60,7 @@ class SpanMembership(Attack):
     """
 
     k: int = limited(10, least=1)
-    tolerance: float = limited(EDGE, above=0)
+    tolerance: float = limited(EDGE_FACTOR, above=0)
     noise: float = limited(0.0)
     most: int = limited(256, least=1)
 
@@ -126,7 +126,7 @@ class SpanReader:
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
         self.attack, self.step = attack, SharedStep(body(public, 2))
-        self.low = Entrance(self.step, 0)
+        self.low = AttentionInput(self.step, 0)
         self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
         self.placed = depends_on_position(self.low)
 
@@ -138,7 +138,7 @@ class SpanReader:
         span = self._span(rows)
         if span is None:
             return SpanTokens(((),) * places, (), self.placed)
-        spanned = tokens(self.low, [span], places, self.attack.tolerance, self.size)
+        spanned = tokens_in_spans(self.low, [span], places, self.attack.tolerance, self.size)
         assert spanned is not None  # only where more than the whole vocabulary is at one place
         return SpanTokens(tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.placed)
 
@@ -162,7 +162,7 @@ class SpanReader:
         spanned = self.spanned(rows, length)
         if span is None or not spanned.at(0):
             return result
-        high, attack = Entrance(self.step, 1), self.attack
+        high, attack = AttentionInput(self.step, 1), self.attack
         texts = grown_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
         whole = chosen_texts(high, texts, 1, [length])
         if whole and len(whole[0]) == length:

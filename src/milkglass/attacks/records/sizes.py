@@ -25,8 +25,8 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
-FIRST, BINS, TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
-MOST_BEFORE = 6  # records before the first token
+FIRST_RECORDS, SIZE_BINS, FOREST_TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
+MAX_RECORDS_BEFORE = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)
 
 
@@ -44,11 +44,11 @@ class Sizes(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         from sklearn.ensemble import ExtraTreesClassifier
 
-        known, (seen, *_) = required(knowledge.recordings), transcript.all(Records)
-        edges = np.unique(np.quantile(known.records.sizes.ids, np.linspace(0, 1, BINS)))
-        forest = ExtraTreesClassifier(TREES, random_state=int(rng.integers(2**31)))
-        forest.fit(features(known.records, edges), known.topics)
-        lengths = None if known.lengths is None else token_lengths(seen, known)
+        recordings, (seen, *_) = required(knowledge.recordings), transcript.all(Records)
+        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_BINS)))
+        forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
+        forest.fit(features(recordings.records, edges), recordings.topics)
+        lengths = None if recordings.lengths is None else token_lengths(seen, recordings)
         return Guess(topics=forest.predict(features(seen, edges)).astype(np.int64), token_lengths=lengths)
 
 
@@ -58,30 +58,39 @@ def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the features of one answer's records, from their sizes and times."""
     pauses = np.diff(times, prepend=0)
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
     bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
-    first = [np.pad(one[:FIRST], (0, max(0, FIRST - len(one)))) for one in (sizes, pauses)]
+    first = [np.pad(one[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(one)))) for one in (sizes, pauses)]
     whole = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
     return np.concatenate([whole, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
 
 
-def token_lengths(seen: Records, known: Recordings) -> Sequences:
+def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
     """Returns of each answer the bytes of each token, if each record holds one token.
 
     The recordings tell how many records stand before the first token and after the last, and the difference between
     sizes and lengths: those that fit most tokens.
     """
-    assert known.lengths is not None
-    pairs = [(one, other) for one, other in zip(known.records.sizes, known.lengths, strict=True) if len(other)]
+    assert recordings.lengths is not None
+    pairs = [
+        (record_sizes, tokens)
+        for record_sizes, tokens in zip(recordings.records.sizes, recordings.lengths, strict=True)
+        if len(tokens)
+    ]
     best = (0, 0, 0)
-    for before in range(MOST_BEFORE + 1):
-        parts = [one[before : before + len(other)] - other[: max(0, len(one) - before)] for one, other in pairs]
+    for records_before in range(MAX_RECORDS_BEFORE + 1):
+        parts = [
+            record_sizes[records_before : records_before + len(tokens)]
+            - tokens[: max(0, len(record_sizes) - records_before)]
+            for record_sizes, tokens in pairs
+        ]
         values, counts = np.unique(np.concatenate(parts), return_counts=True)
         if len(values) and counts.max() > best[0]:
-            best = (int(counts.max()), before, int(values[counts.argmax()]))
-    _, before, gap = best
-    extra = [len(one) - before - len(other) for one, other in pairs]
+            best = (int(counts.max()), records_before, int(values[counts.argmax()]))
+    _, records_before, gap = best
+    extra = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
     after = max(0, int(np.median(extra))) if extra else 0
-    return Sequences.of(np.maximum(sizes[before : len(sizes) - after] - gap, 0) for sizes in seen.sizes)
+    return Sequences.of(np.maximum(sizes[records_before : len(sizes) - after] - gap, 0) for sizes in seen.sizes)

@@ -64,7 +64,9 @@ class ShadowDecoding(Attack):
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
-    def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
+    def channel(
+        self, candidates: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int
+    ) -> Channel:
         """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
 
         An id that is no shadow stands for itself.
@@ -76,7 +78,7 @@ class ShadowDecoding(Attack):
         originals[:, 1:] = NO_BELIEF
         p = np.zeros(originals.shape)
         p[:, 0] = 1.0
-        for group, evenly in zip(known.groups, known.likelihood, strict=True):
+        for group, evenly in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
                 likelihood = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)

@@ -32,8 +32,8 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-SHARE = 0.7  # of the budget for training
-BATCH_TOKENS = 1024  # shadows
+TRAINING_SHARE = 0.7  # of the budget
+BATCH_TOKENS = 1024  # shadows in a batch
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ShadowGeneration(Attack):
             shadows = stacked(tokens, numbers)
             budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, numbers), 0] = (
-                _written(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
+                _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
         return Guess(running=guess)
 
@@ -109,45 +109,50 @@ class ShadowGeneration(Attack):
     def _train(
         self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> None:
+        """Trains the model to write the corpus after its shadows, until its share of the budget is spent."""
         corpus = required(knowledge.corpus)
-        until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
+        until, optimiser = (
+            (1 - TRAINING_SHARE) * budget.left(),
+            torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True),
+        )
         groups = list(batches(corpus, BATCH_TOKENS))
         model.train()
         for epoch in range(self.epochs):
-            for done, at in enumerate(rng.permutation(len(groups)).tolist()):
+            for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
                 if budget.left() < until:
                     return
-                shadows, originals = stacked(sent, groups[at]), stacked(corpus, groups[at])
+                shadows, originals = stacked(sent, groups[chosen]), stacked(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 budget.spend(work.trained(model, 2 * shadows.numel()))
-                budget.progress(SHARE * (epoch + done / len(groups)) / self.epochs)
+                budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
     def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:
+        """Returns what each shadow can stand for; empty: anything."""
         if not self.restricted or knowledge.candidates is None:
             return {}
         return {int(row): one.members for one in knowledge.candidates.groups for row in one.rows}
 
 
-def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: int) -> Tensor:
-    """Returns (b, last, v) the logits of the last of the w + 1 originals after `written` (b, w), for shadows (b, t)."""
+def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count: int) -> Tensor:
+    """Returns (b, count, v) the logits of the last `count` originals after `written` (b, w), for shadows (b, t)."""
     b, t = shadows.shape
     ids = torch.cat([shadows, shadows.new_full((b, 1), separator), written], 1)
     # the separator and the originals: each asks for the original of the shadow at its own position
-    positions = torch.cat([torch.arange(count, device=ids.device) for count in (t, written.shape[1] + 1)])
+    positions = torch.cat([torch.arange(length, device=ids.device) for length in (t, written.shape[1] + 1)])
     # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
     mask = torch.ones_like(ids)
-    options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}
+    options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": count}
     # a vocabulary for each place is most of the memory
     result: Tensor = model(input_ids=ids, use_cache=False, **options).logits
     return result[:, :, :separator]
 
 
 @torch.inference_mode()
-def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
+def _write_originals(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
     """Returns (b, t) the originals of shadows (b, t), chosen greedily."""
     model.eval()
     written = shadows[:, :0]
@@ -155,9 +160,9 @@ def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids
         logits = _logits(model, shadows, written, separator, 1)[:, 0]
         for row, shadow in enumerate(shadows[:, at].tolist()):
             if (members := allowed.get(shadow)) is not None:
-                kept = torch.full_like(logits[row], -torch.inf)
-                part = torch.from_numpy(members)
-                kept[part] = logits[row, part]
-                logits[row] = kept
+                allowed_logits = torch.full_like(logits[row], -torch.inf)
+                member_ids = torch.from_numpy(members)
+                allowed_logits[member_ids] = logits[row, member_ids]
+                logits[row] = allowed_logits
         written = torch.cat([written, logits.argmax(1, keepdim=True)], 1)
     return written

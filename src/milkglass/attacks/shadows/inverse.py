@@ -50,10 +50,10 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     counts = np.diff(starts)
     original = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     order = np.lexsort((original, ids))
-    shadow, behind = ids[order].astype(np.int64), original[order]
+    shadow, sorted_originals = ids[order].astype(np.int64), original[order]
     ends = np.flatnonzero(np.diff(shadow)) + 1
     heads = shadow[np.concatenate([[0], ends])] if len(shadow) else shadow
-    groups = tuple(Group(np.array([s]), m) for s, m in zip(heads, np.split(behind, ends), strict=False))
+    groups = tuple(Group(np.array([s]), m) for s, m in zip(heads, np.split(sorted_originals, ends), strict=False))
     return Candidates(groups, tuple(-np.log(counts[one.members].astype(np.float64))[None, :] for one in groups))
 
 
@@ -84,18 +84,18 @@ class Rule(Attack):
         table = _table(knowledge)
         ids = transcript.tokens.ids
         sent = set(ids.tolist())
-        behind = {
+        originals_of = {
             row: one.members
             for one in required(knowledge.candidates).groups
             for row in one.rows.tolist()
             if row in sent
         }
-        rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in behind.items()}
+        rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in originals_of.items()}
         guess = np.full((len(ids), self.k), NO_BELIEF, np.int64)
         for place, token in enumerate(ids.tolist()):
             if budget.left() <= 0:
                 break
-            if (members := behind.get(token)) is None:
+            if (members := originals_of.get(token)) is None:
                 continue  # no token's shadow: it was not sent by this defence
             budget.spend(work.CALL + work.elements(rows[token][1].size))
             best = self.order(*rows[token], rng)[: self.k]

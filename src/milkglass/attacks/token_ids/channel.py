@@ -62,16 +62,16 @@ def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, ca
     """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, sent, size)
-    seen_ids, behind = pairs // size, pairs % size
+    seen_ids, token = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
-    seen_ids, behind, counts = seen_ids[order], behind[order], counts[order].astype(np.float64)
+    seen_ids, token, counts = seen_ids[order], token[order], counts[order].astype(np.float64)
     place = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
-    kept = place < candidates
+    is_listed = place < candidates
     table = np.full((size, candidates), NO_BELIEF, np.int64)
     p = np.zeros((size, candidates))
-    table[seen_ids[kept], place[kept]] = behind[kept]
-    times = np.bincount(behind, counts, size)  # how often each token was sent at all
-    p[seen_ids[kept], place[kept]] = counts[kept] / times[behind[kept]]
+    table[seen_ids[is_listed], place[is_listed]] = token[is_listed]
+    times = np.bincount(token, counts, size)  # how often each token was sent at all
+    p[seen_ids[is_listed], place[is_listed]] = counts[is_listed] / times[token[is_listed]]
     bare = table[:, 0] == NO_BELIEF
     table[bare, 0], p[bare, 0] = np.flatnonzero(bare), 1.0
     return Channel(table, p, share)
@@ -98,16 +98,16 @@ class Neighbours:
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
     rows = [channel.behind[one][channel.behind[one] != NO_BELIEF] for one in ids.tolist()]
-    emitted = [channel.p[one][: len(part)] for one, part in zip(ids.tolist(), rows, strict=True)]
+    emitted = [channel.p[one][: len(members)] for one, members in zip(ids.tolist(), rows, strict=True)]
     moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
     forward = [emitted[0] * (channel.share[rows[0]] + 1e-9)]
-    for move, here in zip(moves, emitted[1:], strict=True):
-        forward.append(_unit(forward[-1]) @ move * here)
+    for move, likelihood in zip(moves, emitted[1:], strict=True):
+        forward.append(_unit(forward[-1]) @ move * likelihood)
     backward = [np.ones(len(rows[-1]))]
-    for move, here in zip(reversed(moves), reversed(emitted[1:]), strict=True):
-        backward.append(_unit(move @ (backward[-1] * here)))
+    for move, likelihood in zip(reversed(moves), reversed(emitted[1:]), strict=True):
+        backward.append(_unit(move @ (backward[-1] * likelihood)))
     both = zip(rows, forward, reversed(backward), strict=True)
-    return [(part, _unit(one * other)) for part, one, other in both]
+    return [(members, _unit(one * other)) for members, one, other in both]
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
@@ -143,7 +143,10 @@ class ChannelAttack(Attack):
     """The channel attack.
 
     Attributes:
+        rehearsals: how often the attacker puts the corpus through the defence.
+        candidates: how many originals of each token are weighed.
         mix: the weight of neighbours beside frequency, fixed before any result was graded.
+        k: the number of ranks of the guess.
     """
 
     rehearsals: int = 3

@@ -61,14 +61,15 @@ def _goes_on(row: Ids, prompt: Ids) -> bool:
     return len(row) > len(prompt) and np.array_equal(row[: len(prompt)], prompt)
 
 
-def _name(named: Ids, after: Ids, written: Ids, text: Ids) -> None:
+def _name(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
     """Writes into `named` the ids of an answer that came back in other ids than it was written in.
 
-    `after` (t,) follows the answer's prompt in the next prompt; `written` and `text` are its scrambled and public ids.
+    `continuation` (t,) follows the answer's prompt in the next prompt; `written` and `text` are its scrambled and its
+    public ids.
     """
-    if np.array_equal(after[: len(written)], written) or len(after) < len(text):
+    if np.array_equal(continuation[: len(written)], written) or len(continuation) < len(text):
         return
-    place = after[: len(text)]
+    place = continuation[: len(text)]
     known, by_id = named[place], dict(zip(place.tolist(), text.tolist(), strict=True))
     if ((known == NO_BELIEF) | (known == text)).all() and [by_id[one] for one in place.tolist()] == text.tolist():
         named[place] = text

@@ -46,10 +46,10 @@ class ClusterConditional(Attack):
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
         if knowledge.responses is not None:
-            self._exchanged(table, counts, required(knowledge.candidates).exchanged(knowledge.responses))
+            self._order_exchanged(table, counts, required(knowledge.candidates).exchanged(knowledge.responses))
         return Guess(table=table)
 
-    def _exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
+    def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
         """Orders the members of ids that are exchanged where they occur, by count times P(id | token)."""
         for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, values in zip(group.rows.tolist(), likelihood, strict=True):

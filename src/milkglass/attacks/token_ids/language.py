@@ -137,13 +137,15 @@ class LanguageModel(Solver):
                 common = reader.log_mean_probability(
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
-            for one in read:
-                open_places = table.open_at(texts.ids[one.where])
-                ids = texts.ids[one.where[open_places]]
+            for batch in read:
+                open_places = table.open_at(texts.ids[batch.where])
+                ids = texts.ids[batch.where[open_places]]
                 if len(ids):
                     options = table.member[table.line[ids]]
                     table.update(
-                        ids, reader.log_likelihood_ratio(one.select(open_places), options, required(common)), self.doubt
+                        ids,
+                        reader.log_likelihood_ratio(batch.select(open_places), options, required(common)),
+                        self.doubt,
                     )
 
 

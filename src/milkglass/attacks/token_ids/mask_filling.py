@@ -31,7 +31,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
 TEXTS_AT_A_TIME = 64
-RANKS = 3
+SPANS_A_MASK = 3
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     for number, ids in enumerate(texts):
         pieces = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
         ends = np.cumsum([len(one) for one in pieces])
-        for one in MASK.finditer("".join(pieces)):
-            first = int(np.searchsorted(ends, one.start(), side="right"))
-            last = int(np.searchsorted(ends, one.end() - 1, side="right"))
-            located.append(Mask(number, begin + first, begin + last + 1, one[1].lower()))
+        for match in MASK.finditer("".join(pieces)):
+            first = int(np.searchsorted(ends, match.start(), side="right"))
+            last = int(np.searchsorted(ends, match.end() - 1, side="right"))
+            located.append(Mask(number, begin + first, begin + last + 1, match[1].lower()))
         begin += len(ids)
     return located
 
@@ -127,48 +127,48 @@ class MaskFilling(Attack):
         texts, corpus = transcript.tokens, required(knowledge.corpus)
         tokenizer = tokenizer_of(required(required(knowledge.public_model).folder))
         sent, origin = required(knowledge.rehearse)(corpus, 0)
-        known = {
+        spans_of_kind = {
             kind: counts.most_common(self.candidates)
             for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
-        running = np.full((len(texts.ids), RANKS), NO_BELIEF, np.int64)
+        running = np.full((len(texts.ids), SPANS_A_MASK), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
-        located = [one for one in masks(texts, tokenizer) if one.kind in known]
+        located = [one for one in masks(texts, tokenizer) if one.kind in spans_of_kind]
         for mask in located:
-            _write(running, mask, [ids for ids, _ in known[mask.kind][:RANKS]])
-        for mask, order in self._weighed(texts, located, known, knowledge, budget, rng):
-            _write(running, mask, [known[mask.kind][place][0] for place in order[:RANKS].tolist()])
+            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:SPANS_A_MASK]])
+        for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
+            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:SPANS_A_MASK].tolist()])
         return Guess(running=running)
 
-    def _weighed(
-        self, texts: Sequences, located: Sequence[Mask], known: Mapping[str, list[tuple[tuple[int, ...], int]]],
+    def _weigh(
+        self, texts: Sequences, located: Sequence[Mask], spans_of_kind: Mapping[str, list[tuple[tuple[int, ...], int]]],
         knowledge: Knowledge, budget: Budget, rng: np.random.Generator,
     ) -> Iterator[tuple[Mask, Ids]]:  # fmt: skip
         """Yields masks with the order of their candidates, the likeliest first, until the time is over."""
         reading = texts.ids.copy()
         for mask in located:  # the commonest candidate, so that there is a place to be judged and something to follow
             reading[mask.start : mask.end] = NO_BELIEF
-            reading[mask.start] = known[mask.kind][0][0][0]
+            reading[mask.start] = spans_of_kind[mask.kind][0][0][0]
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         at = {mask.start: mask for mask in located}
-        queue, done = rng.permutation(np.unique([one.text for one in located])), 0
+        queue, texts_done = rng.permutation(np.unique([one.text for one in located])), 0
         nothing = np.zeros(len(reader.head))  # the mean probability is not taken off: rare first tokens would win
         while len(queue) and budget.left() > 0:
-            part, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
-            part = part[np.argsort(texts.lengths[part], kind="stable")]
-            for batch in reader.reads(Sequences(reading, texts.lengths), part):
-                here = np.isin(batch.where, list(at))
-                for row in np.flatnonzero(here).tolist():
+            text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
+            text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
+            for batch in reader.reads(Sequences(reading, texts.lengths), text_numbers):
+                in_masks = np.isin(batch.where, list(at))
+                for row in np.flatnonzero(in_masks).tolist():
                     mask = at[int(batch.where[row])]
-                    options = known[mask.kind]
-                    only = np.zeros(len(here), np.bool_)
+                    options = spans_of_kind[mask.kind]
+                    only = np.zeros(len(in_masks), np.bool_)
                     only[row] = True
                     first = np.array([[ids[0] for ids, _ in options]])
                     likely = reader.log_likelihood_ratio(batch.select(only), first, nothing)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
                     yield mask, np.argsort(-(self.weight * likely + prior), kind="stable")
-            done += len(part)
-            budget.progress(done / max(1, done + len(queue)))
+            texts_done += len(text_numbers)
+            budget.progress(texts_done / max(1, texts_done + len(queue)))
 
 
 def _write(running: Ids, mask: Mask, options: Sequence[tuple[int, ...]]) -> None:

@@ -108,12 +108,12 @@ class SDA(Attack):
         reading = likely[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
         order = rng.permutation(len(tokens))
-        for done, number in enumerate(order.tolist(), 1):
+        for number_done, number in enumerate(order.tolist(), 1):
             if budget.left() <= 0:
                 break
             place = slice(starts[number], starts[number] + tokens.lengths[number])
             reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]], budget)
-            budget.progress(self.training + (1 - self.training) * done / len(order))
+            budget.progress(self.training + (1 - self.training) * number_done / len(order))
         return Guess(running=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
@@ -134,22 +134,24 @@ class SDA(Attack):
         scorer = Scorer(public, rng)
         table = public.table
         words = np.unique(corpus.ids)
-        near = np.zeros((len(table), self.candidates), np.int64)
-        near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
-        near[fixed] = fixed[:, None]
+        neighbours = np.zeros((len(table), self.candidates), np.int64)
+        neighbours[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[
+            :, 1:
+        ]  # not itself
+        neighbours[fixed] = fixed[:, None]
         optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0, fused=True)
-        left, training_seconds = budget.left(), self.training * budget.left()
+        seconds_left, training_seconds = budget.left(), self.training * budget.left()
         groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
-        done = 0
+        step = 0
         for _ in range(self.epochs):
             for number in rng.permutation(len(groups)).tolist():
-                if done == self.steps or left - budget.left() >= training_seconds:
+                if step == self.steps or seconds_left - budget.left() >= training_seconds:
                     return scorer.eval()
-                done += 1
+                step += 1
                 real = stacked(corpus, groups[number])
                 choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
-                false = device.tensor(near[device.array(real), choices])
+                false = device.tensor(neighbours[device.array(real), choices])
                 scores = scorer(torch.cat([real, false]))
                 expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(false))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)

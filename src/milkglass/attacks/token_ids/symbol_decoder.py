@@ -49,9 +49,10 @@ from milkglass.threat.observations import Tokens, Transcript
 
 START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
-TRAINING = 0.8  # of the budget
-BEFORE_READING, CHOOSING = 0.5, 0.5  # where a language model reads after the training: of the budget, of what is left
-UNSEEN = 0.05  # occurrences of a token that the public text lacks
+TRAINING_SHARE = 0.8  # of the budget
+# Where a language model reads after the training: of the budget, of what is left
+TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
+UNSEEN_COUNT = 0.05  # occurrences of a token that the public text lacks
 MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
@@ -72,11 +73,11 @@ class Symbols:
         self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
     ) -> None:
         """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
-        rest = len(candidates.groups)
-        self.of_id, self.of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
+        unlisted = len(candidates.groups)
+        self.of_id, self.of_token = np.full(ids, unlisted, np.int64), np.full(tokens, unlisted, np.int64)
         for number, group in enumerate(candidates.groups):
             self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == rest))
+        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
         others = np.setdiff1d(np.arange(len(self.own)), self.exchanged)
@@ -110,10 +111,10 @@ class Symbols:
     def chain(self, corpus: Sequences) -> Chain:
         """Returns a hidden Markov chain over symbols in place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
-        alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
-            alike = alike.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
-        return Chain(alike, corpus, len(self.own), len(self.of_token), self.responses is not None)
+            uniform = uniform.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
+        return Chain(uniform, corpus, len(self.own), len(self.of_token), self.responses is not None)
 
 
 class SymbolReader(torch.nn.Module):
@@ -163,14 +164,14 @@ class SymbolReader(torch.nn.Module):
         present, counts = torch.unique_consecutive(flat[at], return_counts=True)
         states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[at])
         parts = zip(present.tolist(), at.split(counts.tolist()), states.split(counts.tolist()), strict=True)
-        for symbol, there, part in parts:
+        for symbol, at_symbol, states_there in parts:
             which = self.spans[symbol]
             bias = self.bias[which]
             if symbol in self.exchanged:
                 own = torch.zeros_like(self.bias)
                 own[self.own[symbol]] = self.advantage
                 bias = bias + own[which]
-            yield there, torch.log_softmax(part @ self.table[which].T + bias, dim=1)
+            yield at_symbol, torch.log_softmax(states_there @ self.table[which].T + bias, dim=1)
 
     def work(self, symbols: torch.Tensor, training: bool = False) -> float:
         """Returns the work of these symbols, or of a step of training on them."""
@@ -295,21 +296,23 @@ class SymbolDecoder(Attack):
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
         apart, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
-        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
-        share = TRAINING if self.reader is None else BEFORE_READING
+        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT)
+        share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         counted = np.ones(public.size, np.bool_)
         counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids, counted)
         sent = transcript.tokens.mapped(symbols.of_id)
-        others = corpus.counts(public.size).astype(np.float64) + UNSEEN
+        others = corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT
         listed = beliefs.listed(sent, weights, self.k, others)
         if self.reader is not None and budget.left() > 0:
             apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
             known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
             causal = CausalReader.of(public, self.reader, corpus, budget)
-            language = LanguageReader.chosen(causal, self.width, apart, known, counted, budget.part(CHOOSING), rng)
+            language = LanguageReader.chosen(
+                causal, self.width, apart, known, counted, budget.part(CHOOSING_SHARE), rng
+            )
             listed = language.read(sent, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=others)
 
@@ -322,12 +325,12 @@ class SymbolDecoder(Attack):
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
         reader.train()
-        for done, number in enumerate(order):
-            spent = max(done / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
+        for step, number in enumerate(order):
+            spent = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
             if spent >= 1:
                 return
             for group in optimiser.param_groups:
-                group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
+                group["lr"] = self.learning_rate * min(1 - spent, (step + 1) / (0.06 * len(order) + 1))
             tokens = stacked(corpus, groups[number])
             symbols_sent = device.tensor(symbols.sent(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
-from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW, CausalReader, ReadBatch
+from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, WINDOW_TOKENS, CausalReader, ReadBatch
 from milkglass.sequences import Ids, Sequences, batched
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -75,7 +75,7 @@ class Beam:
         self.tokens = np.empty((texts, width, 0), np.int64)
         self.total = np.full((texts, width), -np.inf)
         self.total[:, 0] = 0
-        self.longest = min(WINDOW, int(getattr(reader.model.config, "max_position_embeddings", WINDOW)))
+        self.longest = min(WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         self.states = reader.head.new_zeros(texts * width, reader.head.shape[1])
         self.joined = np.ones(texts * width, np.bool_)
         self._begin_again()
@@ -119,12 +119,12 @@ class Beam:
     def _write(self, newest: Ids) -> None:
         """Adds a public id to each row. `newest` is (rows,)."""
         spelling, rows = self.reader.spelling, list[Ids]()
-        for row, one in enumerate(newest.tolist()):
-            if one == NO_BELIEF or spelling.silent[one]:
+        for row, token in enumerate(newest.tolist()):
+            if token == NO_BELIEF or spelling.silent[token]:
                 rows.append(np.empty(0, np.int64))
                 continue
-            rows.append(spelling.rows[int(self.joined[row] or spelling.clings[one])][one])
-            self.joined[row] = spelling.opens[one]
+            rows.append(spelling.rows[int(self.joined[row] or spelling.clings[token])][token])
+            self.joined[row] = spelling.opens[token]
         self._spell(rows)
 
     @torch.inference_mode()
@@ -214,24 +214,26 @@ class LanguageReader:
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
-        every = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
+        all_states = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
         plain = cls(
             reader,
-            reader.log_mean_probability(every[torch.from_numpy(rng.permutation(len(every))[:PLACES_AVERAGED])]),
+            reader.log_mean_probability(
+                all_states[torch.from_numpy(rng.permutation(len(all_states))[:PLACES_AVERAGED])]
+            ),
             width,
         )
         readings = [
             replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one
         ]
-        here = counted[texts.ids]
-        right = [int((one == texts.ids)[here].sum()) for one in readings]
+        is_counted = counted[texts.ids]
+        right = [int((one == texts.ids)[is_counted].sum()) for one in readings]
         number = int(np.argmax(right))
         gains = plain.said(Sequences(readings[number], texts.lengths), listed.tokens)
         true = listed.tokens == texts.ids[:, None]
         weighed = [listed.weighed(gains, (a, u)) for a, u in WEIGHTS]
         least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
-        (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids)[here].sum())
+        (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids)[is_counted].sum())
         return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=whole)
 
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
@@ -241,12 +243,14 @@ class LanguageReader:
             if budget.left() <= 0:
                 break
             at = np.flatnonzero(np.isin(texts.owner, numbers))
-            part, some = Listed(listed.tokens[at], listed.chances[at]), texts.chosen(np.sort(numbers))
-            best = self.best(some, part)
-            weighed = part.weighed(self.said(Sequences(best, some.lengths), part.tokens), self.weights)
-            first = 2 * (part.tokens == best[:, None]) if self.whole else 0
+            listed_part, some_texts = Listed(listed.tokens[at], listed.chances[at]), texts.chosen(np.sort(numbers))
+            best = self.best(some_texts, listed_part)
+            weighed = listed_part.weighed(
+                self.said(Sequences(best, some_texts.lengths), listed_part.tokens), self.weights
+            )
+            first = 2 * (listed_part.tokens == best[:, None]) if self.whole else 0
             order = np.argsort(-(weighed + first), axis=1, kind="stable")
-            tokens[at] = np.take_along_axis(part.tokens, order, 1)
+            tokens[at] = np.take_along_axis(listed_part.tokens, order, 1)
             chances[at, :-1] = np.take_along_axis(weighed, order, 1)
         return Listed(tokens, chances)
 
@@ -260,12 +264,12 @@ class LanguageReader:
         for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             beam = Beam(self.reader, len(numbers), self.width)
             for place in range(int(texts.lengths[numbers].max())):
-                options, known = np.full((len(numbers), k), NO_BELIEF), np.full((len(numbers), k), -np.inf)
-                known[:, 0] = 0  # a text that is over has nothing to choose
+                options, scores_listed = np.full((len(numbers), k), NO_BELIEF), np.full((len(numbers), k), -np.inf)
+                scores_listed[:, 0] = 0  # a text that is over has nothing to choose
                 there = np.flatnonzero(texts.lengths[numbers] > place)
                 at = (ends - texts.lengths)[numbers][there] + place
-                options[there], known[there] = listed.tokens[at], scores[at]
-                beam.grow(options, known, self.strength, self.common)
+                options[there], scores_listed[there] = listed.tokens[at], scores[at]
+                beam.grow(options, scores_listed, self.strength, self.common)
             for number, best in zip(numbers, beam.best(), strict=True):
                 result[ends[number] - texts.lengths[number] : ends[number]] = best[: texts.lengths[number]]
         return result

@@ -147,11 +147,11 @@ class Chain:
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
         """Returns (m,) the belief in each member, for each place; with `neighbours` they count."""
-        own = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
+        own_beliefs = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
         if not neighbours or len(text) < 2:
-            return own
-        forward = self._swept(text, own)
-        backward: list[Floats] = [np.ones(len(own[-1]))]
+            return own_beliefs
+        forward = self._swept(text, own_beliefs)
+        backward: list[Floats] = [np.ones(len(own_beliefs[-1]))]
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             words = backward[-1] * self.emission(after)
             if self.group[before] >= 0 and self.group[after] >= 0:
@@ -161,10 +161,10 @@ class Chain:
                 backward.append(np.ones(len(self.members(before))))
         return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
 
-    def _swept(self, text: Ids, own: list[Floats]) -> list[Floats]:
-        result = [own[0] / max(float(own[0].sum()), 1e-300)]
+    def _swept(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
+        result = [own_beliefs[0] / max(float(own_beliefs[0].sum()), 1e-300)]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             known = self.group[before] >= 0 and self.group[after] >= 0
-            now = self.forward(before, after, result[-1]) * self.emission(after) if known else own[place]
+            now = self.forward(before, after, result[-1]) * self.emission(after) if known else own_beliefs[place]
             result.append(now / max(float(now.sum()), 1e-300))
         return result

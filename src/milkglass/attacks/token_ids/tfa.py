@@ -67,22 +67,22 @@ class TFA(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        here = transcript.tokens.counts(transcript.size)
-        there = corpus.counts(knowledge.tokens(transcript.size))
-        known = np.empty((0, 2), np.int64)
+        sent_counts = transcript.tokens.counts(transcript.size)
+        public_counts = corpus.counts(knowledge.tokens(transcript.size))
+        crib_pairs = np.empty((0, 2), np.int64)
         if self.places:
-            known = cribs.consistent(cribs.placed(transcript.tokens, corpus))
-            here[known[:, 0]], there[known[:, 1]] = 0, 0
+            crib_pairs = cribs.consistent(cribs.placed(transcript.tokens, corpus))
+            sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent, public = by_rank(here), np.repeat(by_rank(there), knowledge.aliases)
+        sent, public = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.aliases)
         if len(public):
             table[sent] = (
-                by_nearest(here * knowledge.aliases, there, sent, self.k, int(here.sum()))
+                by_nearest(sent_counts * knowledge.aliases, public_counts, sent, self.k, int(sent_counts.sum()))
                 if self.match == "nearest"
                 else self.around(sent, public)
             )
-        table[known[:, 0], 0] = known[:, 1]
+        table[crib_pairs[:, 0], 0] = crib_pairs[:, 1]
         return Guess(table=table)
 
     def around(self, sent: Ids, public: Ids) -> Ids:
@@ -104,17 +104,17 @@ def by_rank(counts: Ids) -> Ids:
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
-def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
+def by_nearest(sent_counts: Ids, public_counts: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
     """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency (counts); ties by id.
 
-    `total` is of all that was sent, if `here` is not counts but what one alias stands for. None: the sum of `here`.
+    `total` is of all that was sent, if `sent_counts` is what one alias stands for. None: the sum of `sent_counts`.
     """
-    public = np.flatnonzero(there)
-    counts, which = np.unique(here[sent], return_inverse=True)
+    public = np.flatnonzero(public_counts)
+    counts, which = np.unique(sent_counts[sent], return_inverse=True)
     result = np.full((len(counts), k), NO_BELIEF, np.int64)
-    total = int(here.sum()) if total is None else total
-    shares = there[public] * total  # both sides times both totals: whole numbers, so that ties are exact
-    for row, count in enumerate((counts * there.sum()).tolist()):
+    total = int(sent_counts.sum()) if total is None else total
+    shares = public_counts[public] * total  # both sides times both totals: whole numbers, so that ties are exact
+    for row, count in enumerate((counts * public_counts.sum()).tolist()):
         closest = np.argsort(np.abs(shares - count), kind="stable")[:k]
         result[row, : len(closest)] = public[closest]
     return result[which]

@@ -14,8 +14,8 @@ from milkglass.metrics.interval import Interval
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, styled, svg
 
 BAR = "#4f9dbd"
-WIDE, ROW = 480, 40  # of a chart, and of a bar with its gap, in pixels
-LONG = 26  # letters of a label's line
+WIDTH_PIXELS, ROW_PIXELS = 480, 40  # of a chart, and of a bar with its gap, in pixels
+MAX_LINE_LETTERS = 26  # letters of a label's line
 
 
 def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
@@ -27,19 +27,19 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     """
     rows = {name: one for name, one in rows.items() if one.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
-    labels = ["\n".join(textwrap.wrap(name, LONG)) for name in (*rows, *lines)]
+    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *lines)]
     if not labels:
         return ""
     with styled():
-        figure, (axes,) = panels(1, WIDE, ROW * len(labels) + 64)
-        for place, one in enumerate(rows.values()):
-            alone = math.isnan(one.low)
-            axes.barh(place, 100 * one.value, 0.55, color=BAR)
+        figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
+        for place, row in enumerate(rows.values()):
+            alone = math.isnan(row.low)
+            axes.barh(place, 100 * row.value, 0.55, color=BAR)
             if not alone:
-                ends = [[100 * max(0.0, one.value - one.low)], [100 * max(0.0, one.high - one.value)]]
+                ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
-                    axes.errorbar(100 * one.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
-            _figure(axes, one.value, one.value if alone else max(one.value, one.high), place, alone)
+                    axes.errorbar(100 * row.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
+            _figure(axes, row.value, row.value if alone else max(row.value, row.high), place, alone)
         for place, value in enumerate(lines.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
             _figure(axes, value, value, place)
@@ -67,7 +67,7 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     if not points:
         return ""
     with styled():
-        figure, (axes,) = panels(1, WIDE, 380)
+        figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
         for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
             own = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}

@@ -37,18 +37,18 @@ def warnings(
         spent: how much was read of how many tokens.
         attacks: those that may bring a finding of their own, by name.
     """
-    key = {"spent": said(spent), "at_once": _at_once(spent)}
+    key = {"spent": curve_in_words(spent), "at_once": _at_once(spent)}
     words = words_of(scene)
-    about = {part: filled(getattr(words, part), scene=scene, **key) for part in ("why", "change")}
+    texts_of_read = {part: filled(getattr(words, part), scene=scene, **key) for part in ("why", "change")}
     best = strongest(cells, "content top-1")
     read = best is not None and best.value("content top-1") >= 0.1
     named = named_best(cells) if scene.of_states else None
     states = scene.transcript.all(Activations)
     rate = id_rate(scene)
-    left = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
+    incomplete = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
     rules: dict[str, Values] = {
         "broken": None if scene.broken is None else {},
-        "read": {"best": best, "classes": _classes(best), **about} if read and best is not None else None,
+        "read": {"best": best, "classes": _classes(best), **texts_of_read} if read and best is not None else None,
         **dict.fromkeys(words.findings, {}),
         "named": {"best": named} if named is not None and named.value("bag f1") >= 0.1 else None,
         "clusters": _clusters(cells),
@@ -61,7 +61,7 @@ def warnings(
         "repetition": _repetition(scene),
         "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
         "lengths": {} if scene.of_states and not all(one.pooled for one in states) else None,
-        "limits": {"left": left} if left else None,
+        "limits": {"left": incomplete} if incomplete else None,
     }
     result = [
         _finding(TEXTS["finding"][name], {"scene": scene, **values})
@@ -118,13 +118,13 @@ def id_rate(scene: Scene) -> IdRate | None:
     return IdRate(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
 
 
-def said(spent: Spent) -> str:
+def curve_in_words(spent: Spent) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
-    parts = []
+    sentences = []
     for who, shares in spent.items():
         most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
-        parts += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
-    return "; ".join(parts)
+        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
+    return "; ".join(sentences)
 
 
 def _at_once(spent: Spent) -> bool:
@@ -167,6 +167,7 @@ def _hidden(cells: tuple[AttackResult, ...]) -> Values:
 
 
 def _members(scene: Scene) -> Values:
+    """Returns what the trained rows tell about membership. None: nothing."""
     named = TunedRows.members_of(scene.transcript)
     trained = [one.ids for one in scene.transcript.all(Tokens) if one.purpose == "train"]
     if named is None or not trained:

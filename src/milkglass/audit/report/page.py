@@ -99,8 +99,8 @@ def _played(result: Audit) -> dict[str, object]:
     return {"ran": ran, "idle": [*idle]}
 
 
-def environment(own: str) -> Environment:
-    """Returns the template engine of all reports. `visible` shows the characters of `own` as they are."""
+def environment(own_letters: str) -> Environment:
+    """Returns the template engine of all reports. `visible` shows the characters of `own_letters` as they are."""
     result = Environment(
         loader=PackageLoader("milkglass", ""),
         autoescape=True,
@@ -108,7 +108,7 @@ def environment(own: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    letters = frozenset(own)
+    letters = frozenset(own_letters)
     result.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
     result.filters |= {"attacker": _attacker, "visible": lambda text: visible(text, letters)}
     return result

@@ -99,13 +99,18 @@ class Audit:
     If hidden states are sent and no ids, `kept` and `spent` are empty and `metadata` is None.
 
     Attributes:
+        texts, tokens: how many were sent.
+        public: how many tokens of text each attacker has.
+        vocabulary: the number of ids.
         kept: what the scheme promises, and where it does not hold.
         verdict: some sentences; the first is for a person who decides.
         level: how grave the verdict is, see report/verdict.py.
         unfinished: titles of attacks that did not end and may read more; a larger budget resumes them.
         adversaries: what each attacker has, in words.
+        best: the attack that reads most. None: none reads anything.
         cells: the result of each attack by each attacker.
         floors: what is recovered without an attack.
+        curve: what the strongest attack reads of growing parts of the text.
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
             tokens, as far as it does.
         distortion: see report/findings.py; nan if the server has no table.
@@ -140,7 +145,7 @@ class Audit:
     notice: str = ""
 
     def measured(self, adversary: str) -> int:
-        """The largest number of tokens on the curve of an attacker."""
+        """Returns the largest number of tokens on the curve of an attacker."""
         return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
 
     @property

@@ -43,16 +43,16 @@ def verdict(
         crosses: what is attacked, if not ids under a key, see `crossing`.
     """
     bag, names = named_best(cells), unfinished(best, cells)
-    words = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
-    parts = [words or SAID["nothing"]]
+    bag_sentence = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
+    sentences = [bag_sentence or SAID["nothing"]]
     if best is not None:
-        parts = [
+        sentences = [
             _sentence(best, who, cells, crosses),
-            words if _alone(cells) else "",
+            bag_sentence if _alone(cells) else "",
             TEXTS["advice"][level(best, cells)],
         ]
-    parts.append(filled(SAID["unfinished"], names=names) if names else "")
-    return " ".join(filter(None, parts))
+    sentences.append(filled(SAID["unfinished"], names=names) if names else "")
+    return " ".join(filter(None, sentences))
 
 
 def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
@@ -61,7 +61,7 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     If half of a text's words are named without their order, it is at least "much": anyone would guess a part of these.
     A figure that may still rise is never given the mildest level.
     """
-    share, bag = math.nan if best is None else _share(best, cells), _named(cells)
+    share, bag = math.nan if best is None else _share(best, cells), _named_share(cells)
     if bag >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
     return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
@@ -87,10 +87,12 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
     """
     if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
         return []
-    left = [cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best]
-    if any(cell.joint and cell.state == "done" and not cell.cut for cell in left):
-        left = [cell for cell in left if cell.joint or cell.costly]
-    return sorted({cell.title for cell in left if cell.cut or cell.state in ("failed", "not run")})
+    relevant = [
+        cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
+    ]
+    if any(cell.joint and cell.state == "done" and not cell.cut for cell in relevant):
+        relevant = [cell for cell in relevant if cell.joint or cell.costly]
+    return sorted({cell.title for cell in relevant if cell.cut or cell.state in ("failed", "not run")})
 
 
 def crossing(scene: Scene) -> str:
@@ -114,6 +116,7 @@ def of_100(share: float, least: bool = False) -> str:
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
+    """Returns the sentence on what the strongest attack reads."""
     least, share = bool(unfinished(best, cells)), _share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
     return filled(
@@ -154,7 +157,8 @@ def _alone(cells: tuple[AttackResult, ...]) -> bool:
     return not any(cell.joint and cell.state != "does not apply" for cell in cells)
 
 
-def _named(cells: tuple[AttackResult, ...]) -> float:
+def _named_share(cells: tuple[AttackResult, ...]) -> float:
+    """Returns the share of a text's words that are named without their places; nan: places are read too."""
     bag = named_best(cells)
     return bag.value("bag recall") if bag is not None and _alone(cells) else math.nan
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
-from milkglass.audit.gradient_scene import SERVER, measured
+from milkglass.audit.gradient_scene import SERVER, measure
 from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
@@ -80,10 +80,10 @@ def leakage(
     results = [pool.result() for pool in pools.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
-        measures = measured(Guess(texts=truth.sent), truth, seed)
+        measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
-    few = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
+    public_is_short = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
     result = UpdateAudit(
         site=site.recorded.site,
         ghost=ghost,
@@ -94,7 +94,7 @@ def leakage(
         results=tuple(results),
         floor=_floor(site),
         public=public,
-        advice="" if not few else MORE_TEXT if public["tokens"] else NO_TEXT,
+        advice="" if not public_is_short else MORE_TEXT if public["tokens"] else NO_TEXT,
         noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
     return result, [reading for pool in pools.values() for reading in pool.readings()]
@@ -119,14 +119,17 @@ class _Player:
         self._deadline = budget if budget.clock is time.monotonic else None
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
+        """Runs all attacks on one update, each with an equal share of what is left of the budget."""
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
         rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
-        rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
-        rest = [one for one in rest if one.attack not in fit]
-        self._left -= len(rest)
-        self._progress(len(rest))
-        return [*played, *map(FinishedAttack, rest)]
+        not_applicable = [
+            AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()
+        ]
+        not_applicable = [one for one in not_applicable if one.attack not in fit]
+        self._left -= len(not_applicable)
+        self._progress(len(not_applicable))
+        return [*played, *map(FinishedAttack, not_applicable)]
 
     def _share(self) -> Budget:
         self._left -= 1
@@ -162,21 +165,21 @@ class _Pool:
             sum(one.seconds for one in results.values()),
             bool(late) or any(one.cut for one in results.values()),
         )
-        done = tuple(number for number in results if number not in left_out)
-        measures = without_intervals(self._measured(trained=False), cut)
+        attacked_rounds = tuple(number for number in results if number not in left_out)
+        measures = without_intervals(self._measure(trained=False), cut)
         trained = None  # of what read shadows and no gradients
         if all(one.texts is not None for one in self.guesses.values()):
-            trained = without_intervals(self._measured(trained=True), cut) if self.site.texts.ghost else measures
+            trained = without_intervals(self._measure(trained=True), cut) if self.site.texts.ghost else measures
         return replace(
-            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=done, left_out=left_out,
+            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
             trained=trained,
         )  # fmt: skip
 
-    def _measured(self, trained: bool) -> dict[str, Interval]:
+    def _measure(self, trained: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together."""
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
-        return measured(
-            _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
+        return measure(
+            _join([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
         )
 
     def readings(self) -> Iterator[dict[str, Any]]:
@@ -187,7 +190,8 @@ class _Pool:
             yield {"attack": self.attack.name, "round": number, "texts": texts, "readings": read}
 
 
-def _joined(guesses: Sequence[Guess]) -> Guess:
+def _join(guesses: Sequence[Guess]) -> Guess:
+    """Returns the guesses of several updates as one."""
     if guesses[0].texts is not None:
         return Guess(texts=Sequences.of(text for one in guesses if one.texts is not None for text in one.texts))
     return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))

@@ -13,37 +13,37 @@ from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE, level
 from milkglass.audit.updates.report import Measures, UpdateAudit, UpdateResult, tokens, verdict
 from milkglass.metrics.interval import Interval
 
-EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
+MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page. `readings` are what each attack read of each update, which is private."""
-    done = sorted((one for one in result.done if one.measures), key=lambda one: -one.tokens.value)
-    best = done[0] if done else None
-    level = level_of(best.tokens.value, any(one.cut for one in done)) if best else "unknown"
+    measured = sorted((one for one in result.done if one.measures), key=lambda one: -one.tokens.value)
+    best = measured[0] if measured else None
+    level = level_of(best.tokens.value, any(one.cut for one in measured)) if best else "unknown"
     example = next((one for one in readings if best is not None and one["attack"] == best.attack), None)
-    texts = [] if example is None else [*example["texts"][:EXAMPLES], *example["readings"][:EXAMPLES]]
+    texts = [] if example is None else [*example["texts"][:MAX_EXAMPLES], *example["readings"][:MAX_EXAMPLES]]
     return (
         environment("".join(texts))
         .get_template("audit/report/updates.html")
         .render(
-            r=result, done=done, best=best, verdict=verdict(result), level=level, label=LABELS[level],
-            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=EXAMPLES, tokens=tokens,
-            **{name: Markup(svg) for name, svg in charts_svg(result, done).items()},
+            r=result, done=measured, best=best, verdict=verdict(result), level=level, label=LABELS[level],
+            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=MAX_EXAMPLES, tokens=tokens,
+            **{name: Markup(svg) for name, svg in charts_svg(result, measured).items()},
         )
     )  # fmt: skip
 
 
-def charts_svg(result: UpdateAudit, done: Sequence[UpdateResult]) -> dict[str, str]:
+def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str, str]:
     """Returns the charts as SVG, by name; "" for one without a figure."""
 
     def of_texts(measure: Callable[[Measures], Interval]) -> dict[str, Interval]:
-        return {one.title: measure(one.measures) for one in done}
+        return {one.title: measure(one.measures) for one in results}
 
     guesses = {}
     if result.floor:
         guesses["guessing the commonest token each time"] = result.floor["commonest token"]
-    trained = {one.title: tokens(one.trained) for one in done if one.trained and result.ghost}
+    trained = {one.title: tokens(one.trained) for one in results if one.trained and result.ghost}
     return {
         "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(tokens), guesses),
         "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(lambda one: one["rouge-1"]), {}),

@@ -1,8 +1,8 @@
 """Replays a federated run, and yields the updates of one site as the server recorded them.
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
-stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean`, `stepped`), as any
-server can do. The audit refuses a run whose weights do not result.
+stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean`, `step_weights`), as
+any server can do. The audit refuses a run whose weights do not result.
 
 The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
 after several steps sends a sum of gradients of several batches, at weights that nobody else has. Such rounds are
@@ -22,7 +22,7 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.federated.checks import searching
 from milkglass.federated.prepare import GHOST, originals
-from milkglass.federated.rounds import Tensors, Update, mean, stepped
+from milkglass.federated.rounds import Tensors, Update, mean, step_weights
 from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
 from milkglass.federated.seeds import order_of
 from milkglass.federated.site import weights_of
@@ -142,10 +142,11 @@ class RecordedRun:
         yield weights
         for number in range(len(self.run.done)):
             updates = [_update(one) for one in sorted(self._place(number).glob("*.json"))]
-            weights = stepped(weights, mean(updates, weights), float(self.run.settings["lr"]))
+            weights = step_weights(weights, mean(updates, weights), float(self.run.settings["lr"]))
             yield weights
 
     def _verify(self) -> None:
+        """Checks that the updates lead to the run's weights. Raises UsageError."""
         last, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
         same = last.keys() == recorded.keys() and all(one.shape == last[name].shape for name, one in recorded.items())
         if not same or not all(torch.allclose(last[name], one, **TOLERANCES) for name, one in recorded.items()):

@@ -48,11 +48,12 @@ class UpdateResult(AttackResult):
         return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
 
     def row(self) -> dict[str, Any]:
-        done = self.state == "done"
+        is_done = self.state == "done"
         raw = asdict(self)
         return {
             **{name: raw[name] for name in ("attack", "state", "reason", "seconds", "cut", "trained")},
-            "rounds": self.rounds if done else (), "left_out": self.left_out if done else {}, "texts": raw["measures"],
+            "rounds": self.rounds if is_done else (), "left_out": self.left_out if is_done else {},
+            "texts": raw["measures"],
         }  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def verdict(of: UpdateAudit) -> str:
         return max(read, key=lambda one: (measure(one.measures).value, one.rouge.value))
 
     trained = [one.trained for one in of.results if one.trained]
-    shadows, known = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
+    shadows, named = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
     best, namer = most(tokens), most(tokens_named)
     return filled(
         TEXTS["updates"]["verdict"],
@@ -167,7 +168,7 @@ def verdict(of: UpdateAudit) -> str:
         namer=namer,
         named=tokens_named(namer.measures),
         shadows=shadows if trained else None,
-        known=known,
+        known=named,
         by_it=best.trained is not None or shadows == 1,
         adaptive=any(one.attack.startswith("shadow-") for one in of.results),
     )

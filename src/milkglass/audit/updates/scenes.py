@@ -73,26 +73,26 @@ class AuditedSite:
         """
         step = self.defence.before(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)
-        for one in self.recorded.rounds():
-            if one.seen is None:
-                yield one, None
+        for round in self.recorded.rounds():
+            if round.seen is None:
+                yield round, None
                 continue
-            load_weights(self.recorded.step, one.weights)
-            numbers = self.batches[one.number]
-            truth, noise = self.truth([numbers]), self.defence.added_noise(one.seen.batch_size)
+            load_weights(self.recorded.step, round.weights)
+            numbers = self.batches[round.number]
+            truth, noise = self.truth([numbers]), self.defence.added_noise(round.seen.batch_size)
             labels, lengths = self.texts.rows.labels[numbers], truth.sent.lengths
             knowledge = replace(common, labels=labels, lengths=lengths, noise=noise)
-            yield one, gradient_scene((one.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
+            yield round, gradient_scene((round.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
 
     def truth(self, batches: Sequence[Ids]) -> Truth:
         """Returns the truth about some updates, from the numbers of the texts behind each."""
         numbers = np.concatenate(batches)
         sizes = np.array([len(one) for one in batches], np.int64)
         sent, own = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
-        return replace(self._whole, sent=sent, original=own, batches=sizes)
+        return replace(self._all_texts_truth, sent=sent, original=own, batches=sizes)
 
     @cached_property
-    def _whole(self) -> Truth:
+    def _all_texts_truth(self) -> Truth:
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
         return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 
@@ -102,12 +102,16 @@ class AuditedSite:
         attacked = {number for one in self.batches.values() for number in one.tolist()}
         read = read_texts(self.texts.originals, self.tokenizer)
         private = [one for number, one in enumerate(read) if number in attacked]
-        every = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
-        shown = [*as_read(self.public.texts, self.tokenizer), *every[len(self.public.texts) :]]
-        left = decontaminate(shown, private)
-        given_count = int((left < len(self.public.texts)).sum())
-        corpus = self._encoded([every[number] for number in left])
-        counts = {"given": given_count, "own": len(left) - given_count, "left_out": len(every) - len(left)}
+        all_texts = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
+        shown = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
+        kept_numbers = decontaminate(shown, private)
+        given_count = int((kept_numbers < len(self.public.texts)).sum())
+        corpus = self._encoded([all_texts[number] for number in kept_numbers])
+        counts = {
+            "given": given_count,
+            "own": len(kept_numbers) - given_count,
+            "left_out": len(all_texts) - len(kept_numbers),
+        }
         return corpus, {"name": self.public.name, **counts, "tokens": len(corpus.ids)}
 
     def _encoded(self, texts: list[str]) -> Sequences:

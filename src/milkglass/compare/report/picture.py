@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from milkglass.compare.result import Compared, Group
-from milkglass.plots import COLOURS, GREY, named, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names
 
-WIDE, HIGH = 640, 420
+WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
 MARKERS: dict[Group, str] = {
     "nothing is sent": "D", "names are masked": "s", "words are replaced": "^", "words are scrambled": "o",
     "states are sent": "v", "confidential hardware": "P", "sent as it is": "X",
@@ -22,12 +22,12 @@ def picture_svg(result: Compared) -> str:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
     with styled():
-        figure, (axes,) = panels(1, WIDE, HIGH)
-        for number, one in enumerate(points):
-            assert one.quality is not None
-            value, low, high = (scale * part for part in (one.quality.value, one.quality.low, one.quality.high))
+        figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
+        for number, point in enumerate(points):
+            assert point.quality is not None
+            value, low, high = (scale * part for part in (point.quality.value, point.quality.low, point.quality.high))
             axes.errorbar(
-                100 * one.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[one.group],
+                100 * point.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
                 color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
         home = result.best_local
@@ -38,5 +38,5 @@ def picture_svg(result: Compared) -> str:
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
         places = [(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality is not None]
-        named(axes, places, [one.name for one in points])
+        write_names(axes, places, [one.name for one in points])
         return svg(figure, "What each way is worth, against what is read of it")

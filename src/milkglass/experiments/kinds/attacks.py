@@ -115,8 +115,8 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         results: list[ResultRecord] = []
         for name, parameters in self.variants.items():
-            part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            seen = private[: part.rows]
+            observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            seen = private[: observed.rows]
             run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
             each = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
@@ -124,10 +124,12 @@ class AttackRecipe(Recipe):
             for number in range(self.keys):
                 fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
-                words = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_of(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
-                work = ResumeStore.open(run.out / words, about)
-                each.append(part._under(key, base, seen, public, work, name, _once(words, run.progress)))
+                work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
+                about = _work_of(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                work = ResumeStore.open(run.out / work_name, about)
+                each.append(
+                    observed._measure_under(key, base, seen, public, work, name, _once(work_name, run.progress))
+                )
             results += over(each, np.median, {"least": np.min, "most": np.max}, "keys")
         return results
 
@@ -136,23 +138,24 @@ class AttackRecipe(Recipe):
         whole = data_refs.examples(data, self.private)
         return data_refs.labelled(whole, data_refs.numbered(whole))
 
-    def _under(
+    def _measure_under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> list[ResultRecord]:  # fmt: skip
+        """Returns the figures of one variant under one key."""
         shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
-        done = attacked(self, scene, work, progress)
-        seconds = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
+        finished = attack_scene(self, scene, work, progress)
+        seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
         results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        results += _figures(done.cells, name)
-        results += _unleaked(scene, done, shared, name)
+        results += _figures(finished.cells, name)
+        results += _unleaked(scene, finished, shared, name)
         if self.curve:
             progress("the key's budget")
-            results += _curve(self, scene, done, name)
+            results += _curve(self, scene, finished, name)
         return results
 
 
@@ -162,12 +165,12 @@ def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _once(name: str, progress: Log) -> Log:
     """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
-    info: set[str] = set()
+    reported: set[str] = set()
 
-    def first(words: str) -> None:
-        if words not in info:
-            info.add(words)
-            progress(f"{name}: {words}")
+    def first(line: str) -> None:
+        if line not in reported:
+            reported.add(line)
+            progress(f"{name}: {line}")
 
     return first
 
@@ -179,7 +182,7 @@ def _line(cell: AttackResult) -> str:
     return f"{cell.attack} ({cell.adversary}){top}, {cell.seconds:.0f} s"
 
 
-def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
+def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
     """Runs all attacks at once.
 
     If each has its own budget, it adds one attack at a time and keeps earlier results on disk.
@@ -201,6 +204,7 @@ def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Lo
 
 
 def _require_ended(cells: Sequence[AttackResult]) -> None:
+    """Raises UsageError if an attack that applies did not end, or was cut."""
     for cell in cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
@@ -212,17 +216,17 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
 
     `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
     """
-    whole = data_refs.examples(data, recipe.private)
-    order = np.arange(len(whole))
+    all_rows = data_refs.examples(data, recipe.private)
+    order = np.arange(len(all_rows))
     if recipe.order == "random":
-        order = np.random.default_rng(recipe.seed).permutation(len(whole))
-    if recipe.rows >= len(whole):
-        raise UsageError(f"{recipe.rows} private rows of {len(whole)} leave no rest", "lower rows")
-    private = [whole[i] for i in order[: recipe.rows]]
-    rest = [whole[i] for i in order[recipe.rows :]]
+        order = np.random.default_rng(recipe.seed).permutation(len(all_rows))
+    if recipe.rows >= len(all_rows):
+        raise UsageError(f"{recipe.rows} private rows of {len(all_rows)} leave no rest", "lower rows")
+    private = [all_rows[i] for i in order[: recipe.rows]]
+    others = [all_rows[i] for i in order[recipe.rows :]]
     files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
     public = {
-        who: [one for name in names for one in (rest if name == "rest" else data_refs.examples(data, name))][
+        who: [one for name in names for one in (others if name == "rest" else data_refs.examples(data, name))][
             : recipe.public_rows
         ]
         for who, names in files.items()
@@ -267,6 +271,7 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
 
 
 def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
+    """Returns the figures of all attacks that apply."""
     _require_ended(cells)
     results: list[ResultRecord] = []
     for cell in cells:
@@ -279,20 +284,21 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     return results
 
 
-def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
+def _unleaked(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
     results = list[ResultRecord]()
-    for (who, attack), reading in done.readings.items():
+    for (who, attack), reading in finished.readings.items():
         if who in shared:
             counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
             if counted.any():
-                right = float((reading == sent.ids)[counted].mean())
-                results += records({"unleaked top-1": 100 * right}, attack=attack, attacker=who, variant=variant)
+                hit_share = float((reading == sent.ids)[counted].mean())
+                results += records({"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant)
     return results
 
 
 def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
+    """Returns the figures of the strongest attack on growing parts of the text."""
     best = strongest(done.cells)
     points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
     return [

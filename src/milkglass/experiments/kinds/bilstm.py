@@ -33,7 +33,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, numbers, records
-from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
+from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
 from milkglass.progress import Log
@@ -110,14 +110,14 @@ class BiLSTMRecipe(Recipe):
             mixture = None if scheme is None else mixed(table, key, scheme)
             rows = table.rows if mixture is None else scrambled(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            named = _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
-            run.predictions[f"answer, {name}"] = packed(named)
+            named = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            run.predictions[f"answer, {name}"] = pack_answers(named)
             right = share(named == held_out.labels, np.random.default_rng(self.seed))
             result += records(with_spread({"accuracy": right}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
-                result += _attacked(self, name, scene, key, run.out, run.progress)
-        return result + _losses(self, numbers(result))
+                result += _attack(self, name, scene, key, run.out, run.progress)
+        return result + _accuracy_losses(self, numbers(result))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class LabelledRows:
     labels: Labels
 
 
-def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
+def _accuracy_losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
+    """Returns how much accuracy each variant loses."""
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
     others = [name for name, parameters in recipe.variants.items() if parameters]
     losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in others}
@@ -182,28 +183,29 @@ def view(rows: torch.Tensor) -> Model:
 
 
 # --- one variant ------------------------------------------------------------------------------------------------------
-def _trained(
+def _train_and_predict(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
     classes: int, out: Path, progress: Log,
 ) -> Labels:  # fmt: skip
     """Returns (u,) the classes that the trained network predicts for the held-out rows."""
-    done = out / name / "trained.json"
-    if not done.is_file() or "answers" not in json.loads(done.read_text("utf-8")):  # of older code
-        files.private_dir(done.parent)
+    path = out / name / "trained.json"
+    if not path.is_file() or "answers" not in json.loads(path.read_text("utf-8")):  # of older code
+        files.private_dir(path.parent)
         net = lstm.train(
             rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
             lambda words: progress(f"{name}: {words}"),
         )  # fmt: skip
         named = lstm.predicted(net, held_out.texts.mapped(sigma))
-        files.write(done, json.dumps({"answers": packed(named)}))
-    return unpacked(json.loads(done.read_text("utf-8"))["answers"]).astype(np.int64)
+        files.write(path, json.dumps({"answers": pack_answers(named)}))
+    return unpack_answers(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
-def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
+def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
+    """Returns the figures of all attacks on one variant."""
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
+    finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
     result: list[ResultRecord] = []
-    for cell in done.cells:
+    for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
@@ -225,13 +227,13 @@ def assembled(
         own = seeded_key(table, f"milkglass attacker {seed}", scheme)
         return view(scrambled(table, own, mixed(table, own, scheme))), own.sigma.astype(np.int64)
 
-    known = Knowledge(public_model=view(table.rows), simulate=simulate)
+    knowledge = Knowledge(public_model=view(table.rows), simulate=simulate)
     content = content_tokens(original.counts(size), list(table.words)) & ordinary(size)
     nothing = np.zeros(len(sent.ids), bool)
     return Scene.of(
         Transcript((Weights(view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), ordinary(size), content, table.text, sent),
-        Adversary(ATTACKER, "has the public word vectors and no text", known),
+        Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
         texts=PrivateTexts(sent, original, nothing, nothing),
         promise=mixture.promise(scheme.k),
         scheme=scheme.document(),

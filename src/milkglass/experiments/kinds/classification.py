@@ -18,7 +18,7 @@ from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.record import ResultRecord, records
-from milkglass.experiments.runs import RunFolder, Variant, packed
+from milkglass.experiments.runs import RunFolder, Variant, pack_answers
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -112,7 +112,7 @@ def graded_by_metrics(
     result: list[ResultRecord] = []
     for variant in variants:
         guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)
-        kept[variant.name] = packed(guess)
+        kept[variant.name] = pack_answers(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
             result.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))

@@ -47,11 +47,11 @@ from milkglass.experiments.procedures.trials import (
     client_alone,
     commonest,
     own_model,
-    trained,
+    train_cell,
 )
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
-from milkglass.experiments.runs import RunFolder, commits, packed, require_same_run
+from milkglass.experiments.runs import RunFolder, commits, pack_answers, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -98,7 +98,7 @@ class Comparison(Recipe):
             require_data(name, entry)
         for name, defence in self.defences.items():
             self.attacked_of(defence)
-            require_defence(name, _bare(defence))
+            require_defence(name, _without_tables(defence))
             for data in self.data:
                 settings = self.settings_of(data, defence, {"num_labels": 2})
                 if "encoder" in defence:
@@ -151,11 +151,11 @@ class Comparison(Recipe):
         run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
-        own = {place: own_model(one) for place, one in problems.items()}
+        own_models = {place: own_model(one) for place, one in problems.items()}
         for (name, defence, seed), cell in cells.items():
-            if pooled := beside_own(cell, problems[name, seed], own[name, seed], seed):
+            if pooled := beside_own(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])
-                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = packed(pooled[1])
+                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))
@@ -167,7 +167,7 @@ class Comparison(Recipe):
         for name in self.data:
             first = name, self.seeds[0]
             undefended += records(commonest(problems[first], first[1]), data=name, variant=COMMONEST)
-            for model, values in client_alone(problems[first], own[first], first[1]).items():
+            for model, values in client_alone(problems[first], own_models[first], first[1]).items():
                 undefended += records(values, data=name, variant=ALONE, note=model)
         return _over_seeds(self, results) + undefended
 
@@ -194,12 +194,15 @@ class Cells:
     def of(cls, recipe: Comparison, data: Path, places: Sequence[Place]) -> Cells:
         """Reads what these cells are trained from. Raises UsageError if something is missing."""
         base = Checkpoint.open(resolve(recipe.model))
-        every = recipe.defences
-        spare = max(recipe.attacked_of(one).spare for one in every.values()) if recipe.attacks else 0
+        defences = recipe.defences
+        spare = max(recipe.attacked_of(one).spare for one in defences.values()) if recipe.attacks else 0
         problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
-        splits = {name: defence_of(_bare(every[name]), data) for name in dict.fromkeys(place[1] for place in places)}
+        splits = {
+            name: defence_of(_without_tables(defences[name]), data)
+            for name in dict.fromkeys(place[1] for place in places)
+        }
         settings = {
-            (name, defence, seed): recipe.hyperparameters(problems[name, seed], every[defence], seed)
+            (name, defence, seed): recipe.hyperparameters(problems[name, seed], defences[defence], seed)
             for name, defence, seed in places
         }
         return cls(recipe, base, base.digest(), problems, splits, settings)
@@ -207,15 +210,15 @@ class Cells:
     def trained(self, place: Place, run: RunFolder) -> TrainedHalves:
         """Returns a cell, trained if it is not in the run's cache."""
         name, defence, seed = place
-        words = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
+        cell_title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         split = with_training(self.splits[defence], self.settings[place])
-        return trained(
+        return train_cell(
             self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed,
-            run.cache or run.out / "cells", run.threads, lambda text: run.progress(f"{words}: {text}"),
+            run.cache or run.out / "cells", run.threads, lambda text: run.progress(f"{cell_title}: {text}"),
         )  # fmt: skip
 
 
-def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _without_tables(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a defence's entry without the tables that override the recipe's."""
     return {key: value for key, value in entry.items() if key not in ("training", "attacked")}
 
@@ -231,13 +234,13 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
     Raises:
         UsageError: a setting does not exist for this training, so that its cell could not be compared.
     """
-    whole = settings.max_steps is not None or float(settings.n_epochs).is_integer()
+    whole_epochs = settings.max_steps is not None or float(settings.n_epochs).is_integer()
     unlike = [
         name
         for name in ("early_stopping", "dtype", "adam_beta2")
         if getattr(settings, name) != Hyperparameters.model_fields[name].default
     ]
-    unlike += [] if whole else ["n_epochs"]
+    unlike += [] if whole_epochs else ["n_epochs"]
     unlike += [] if settings.chosen_method == "full" else ["method"]
     if unlike:
         raise UsageError(
@@ -259,25 +262,25 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
     Raises:
         UsageError: the data has no labels, or too few rows.
     """
-    about = data_refs.parse_ref(entry["train"])
-    whole = data_refs.examples(data, entry["train"])
-    order = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))]
-    rows = entry.get("rows", len(whole) - spare)
-    if not 0 < rows <= len(whole) - spare:
+    data_set = data_refs.parse_ref(entry["train"])
+    examples = data_refs.examples(data, entry["train"])
+    order = [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))]
+    rows = entry.get("rows", len(examples) - spare)
+    if not 0 < rows <= len(examples) - spare:
         raise UsageError(
-            f"{rows} rows are needed, {entry['train']} has {len(whole)}"
+            f"{rows} rows are needed, {entry['train']} has {len(examples)}"
             + (f", of which {spare} are an attacker's" if spare else ""),
             "lower rows",
         )
     held_out = data_refs.examples(data, entry["held_out"])
-    regression = about is not None and about[0].task == "regression"
-    numbers = about[0].numbers if about else data_refs.numbered(whole)
+    regression = data_set is not None and data_set[0].task == "regression"
+    numbers = data_set[0].numbers if data_set else data_refs.numbered(examples)
     return TrialData(
         name,
         data_refs.labelled(order[:rows], numbers, regression),
         data_refs.labelled(held_out, numbers, regression),
         data_refs.labelled(order[rows:], numbers, regression),
-        about[0].metrics if about else ("accuracy",),
+        data_set[0].metrics if data_set else ("accuracy",),
         1 if regression else len(numbers),
         {**data_refs.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )

@@ -37,7 +37,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
-from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
+from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -226,7 +226,7 @@ def row_losses(
 
 def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
     """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    kept |= {ResultRecord(measure=name, value=0.0, **of).name: packed(one) for name, one in rows.items()}  # type: ignore[arg-type]
+    kept |= {ResultRecord(measure=name, value=0.0, **of).name: pack_answers(one) for name, one in rows.items()}  # type: ignore[arg-type]
 
 
 def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
@@ -274,7 +274,7 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         # On the left, so that all answers begin at one place
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
-        out = model.generate(
+        output_ids = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=new_tokens,
@@ -284,7 +284,7 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         stops = model.generation_config.eos_token_id
         generated += [
             ended(row, [stops] if isinstance(stops, int) else stops or [])
-            for row in device.array(out[:, ids.shape[1] :])
+            for row in device.array(output_ids[:, ids.shape[1] :])
         ]
     return generated
 

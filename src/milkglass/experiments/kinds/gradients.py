@@ -46,7 +46,7 @@ from milkglass.experiments.procedures.private_rows import (
     classes_of,
     ghost_of,
     rows_of,
-    shadowed,
+    shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
@@ -124,45 +124,46 @@ class GradientRecipe(SharedStepRecipe):
         result = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = attackers.scene(DefenceSpec.of(name, entry))
-            result += attacked(self, name, scene, run.out / "figures.json", run.progress)
+            result += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
         return result
 
 
-def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
+def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
-    parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, list[ResultRecord]]()
+    partial_results, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
+    attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
+    records_of_attacks = dict[str, list[ResultRecord]]()
 
-    def ended(one: AttackResult) -> None:
-        if one.state == "failed":
-            raise UsageError(f"{one.attack} at {name} failed: {one.reason}", "see the recipe")
-        if one.state == "does not apply":
-            progress(f"{name}: {one.attack} does not apply: {one.reason}")
+    def ended(result: AttackResult) -> None:
+        if result.state == "failed":
+            raise UsageError(f"{result.attack} at {name} failed: {result.reason}", "see the recipe")
+        if result.state == "does not apply":
+            progress(f"{name}: {result.attack} does not apply: {result.reason}")
         else:
-            there(one.attack, parts.get(f"{one.attack}, {name}", partial(figures, one)))
+            keep_records(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
 
-    def there(called: str, part: dict[str, float]) -> None:
+    def keep_records(called: str, part: dict[str, float]) -> None:
         progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
-        done[called] = records(part, attack=called, variant=name)
+        records_of_attacks[called] = records(part, attack=called, variant=name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
     rules = replace(RECIPE, own_budget=budget)
     for called in attacks:
-        if f"{called}, {name}" in before:
-            there(called, before[f"{called}, {name}"])
-    left = {called: attack for called, attack in attacks.items() if called not in done}
+        if f"{called}, {name}" in earlier_results:
+            keep_records(called, earlier_results[f"{called}, {name}"])
+    left = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
     run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
-    return [one for called in attacks for one in done.get(called, ())]
+    return [one for called in attacks for one in records_of_attacks.get(called, ())]
 
 
-def figures(one: AttackResult) -> dict[str, float]:
+def figures(result: AttackResult) -> dict[str, float]:
     """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the processor seconds.
 
     A recipe's `seconds` limits processor time, so other work on the machine hardly changes a result.
     """
-    return with_spread(one.among(MEASURES), scale=1) | {"seconds": one.seconds}
+    return with_spread(result.among(MEASURES), scale=1) | {"seconds": result.seconds}
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +187,7 @@ class Attackers:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.expected.batch
-        sent = shadowed(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
+        sent = shadow_rows(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
@@ -208,7 +209,7 @@ class Attackers:
 
     def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the attacker's own text through the defence, with the attacker's own draws."""
-        own = shadowed(self.base, corpus, guard, seed, self.kept, self.progress)
+        own = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
         return own, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property

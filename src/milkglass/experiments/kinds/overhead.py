@@ -97,15 +97,19 @@ class OverheadRecipe(Recipe):
         codec = Codec.open(key, base.folder)
         source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
         variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
-        parts, result = PartialResults(out / "parts.json"), dict[str, float]()
+        partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")
-        result |= parts.get("obfuscation", lambda: _obfuscated(self, base, key, variant.model))
+        result |= partial_results.get("obfuscation", lambda: _time_obfuscation(self, base, key, variant.model))
         run.progress("client: tokenisation of the training file")
-        result |= parts.get("tokenisation", lambda: _tokenised(self, codec, source, variant))
+        result |= partial_results.get("tokenisation", lambda: _time_tokenisation(self, codec, source, variant))
         run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
-        result |= parts.get("training", lambda: _trained(self, variant, int(result["training rows"]), run.progress))
+        result |= partial_results.get(
+            "training", lambda: _time_training(self, variant, int(result["training rows"]), run.progress)
+        )
         run.progress(f"{self.evaluation['prompts']} answers")
-        return records(result | parts.get("answers", lambda: _answered(self, codec, variant.model, source)))
+        return records(
+            result | partial_results.get("answers", lambda: _time_answers(self, codec, variant.model, source))
+        )
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -115,7 +119,8 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _obfuscated(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -> dict[str, float]:
+def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -> dict[str, float]:
+    """Returns the median seconds of scrambling the model."""
     seconds = []
     for _ in range(recipe.evaluation["repeats"]):
         shutil.rmtree(out, ignore_errors=True)  # our own, from the repetition before
@@ -123,7 +128,8 @@ def _obfuscated(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -
     return {"obfuscation, client": median(seconds)}
 
 
-def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
+def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
+    """Returns the median seconds of tokenising the training rows, and their number."""
     files.private_dir(variant.job)
     out, length = variant.job / "train.parquet", recipe.training.max_length
     rows: list[int] = []
@@ -135,7 +141,8 @@ def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Vari
     return {"tokenisation, client": median(seconds), "training rows": float(rows[0])}
 
 
-def _trained(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
+def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
+    """Returns the median seconds of a training step."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         gone = variant.job / name
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
@@ -156,19 +163,20 @@ def step_seconds(events: str) -> list[float]:
 
 
 @torch.inference_mode()
-def _answered(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
+def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
+    """Returns the median seconds of a prompt, an answer and its reading."""
     model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
-    before, server, after = [], [], []
+    tokenisation_times, server, detokenisation_times = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
-        before.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
+        tokenisation_times.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
         server.append(timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"]))))  # noqa: B023
-        after.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
+        detokenisation_times.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
     return {
-        "tokenisation of a prompt, client": median(before),
+        "tokenisation of a prompt, client": median(tokenisation_times),
         "answer, server": median(server),
-        "detokenisation of an answer, client": median(after),
+        "detokenisation of an answer, client": median(detokenisation_times),
     }
 
 

@@ -117,11 +117,11 @@ class SanitizedGeneration(GeneratorTuning):
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """Returns the rows that were drawn, and for each variant the same rows sanitized."""
         plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
-        many = {"train": self.rows, "validation": self.evaluation["answers"]}
+        row_counts = {"train": self.rows, "validation": self.evaluation["answers"]}
         for split, path in plain.items():
             if not path.is_file():
                 sanitized_chats.write(
-                    sanitized_chats.sample(self._chats(run, split), many[split], self.seed, split), path
+                    sanitized_chats.sample(self._chats(run, split), row_counts[split], self.seed, split), path
                 )
         result: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
@@ -156,7 +156,7 @@ class SanitizedGeneration(GeneratorTuning):
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
-        prompts = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
+        prompts = {name: self._prompt_set(run, codec, one) for name, one in sanitizers.items()}
         result: list[ResultRecord] = []
         for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
             counts = prompts[name].unchanged.astype(np.float64), prompts[name].private.astype(np.float64)
@@ -166,14 +166,14 @@ class SanitizedGeneration(GeneratorTuning):
             model: Any = None
             for variant, when in questions:
                 run.progress(f"{variant.name}: answers {when}")
-                done = run.out / "answers" / f"{variant.name}-{when}.json"
-                if not done.is_file() or "losses" not in json.loads(done.read_text("utf-8")):  # of older code
+                path = run.out / "answers" / f"{variant.name}-{when}.json"
+                if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
                     model = model or device.moved(
                         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     )
-                    files.private_dir(done.parent)
-                    files.write_json(done, self._answered(run, model, codec, variant, prompts[variant.name], when))
-                result += self._figures(run, json.loads(done.read_text("utf-8")), prompts[variant.name], variant, when)
+                    files.private_dir(path.parent)
+                    files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
+                result += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
         return result
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
@@ -185,7 +185,8 @@ class SanitizedGeneration(GeneratorTuning):
         for one in sanitizing:
             yield one.job / "result", [(one, AFTER)]
 
-    def _asked(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+    def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+        """Returns the validation prompts as one variant sends them, with the true answers."""
         examples = list(read_examples(run.out / "data" / "validation.jsonl"))
         references = [str(one.messages[-1]["content"]) for one in examples]
         conversations = [one.messages[:-1] for one in examples]
@@ -197,9 +198,10 @@ class SanitizedGeneration(GeneratorTuning):
         private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
         return PromptSet([one.ids for one in sent], references, private, unchanged)
 
-    def _answered(
+    def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
     ) -> dict[str, Any]:
+        """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
         texts = [codec.decode(one) for one in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
@@ -213,6 +215,7 @@ class SanitizedGeneration(GeneratorTuning):
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
     ) -> list[ResultRecord]:
+        """Returns the figures of one variant's answers, before or after training."""
         of = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
         about = data_refs.parse_ref(self.data["validation"])
@@ -228,6 +231,7 @@ class SanitizedGeneration(GeneratorTuning):
     def _graded_classes(
         self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], of: Parts, kept: dict[str, str]
     ) -> list[ResultRecord]:
+        """Returns the figures of answers that name a class."""
         guess = np.array([class_of(one, labels) for one in texts], np.int64)
         truth = [labels.index(one) for one in references]
         keep(kept, {"answer": guess}, of)

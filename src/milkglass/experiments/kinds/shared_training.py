@@ -42,7 +42,7 @@ from milkglass.experiments.procedures.private_rows import (
     classes_of,
     level,
     rows_of,
-    shadowed,
+    shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, records
@@ -102,11 +102,11 @@ class SharedTraining(SharedStepRecipe):
             work["theory"] = partial(_theory, site)
         parts, result = PartialResults(run.out / "figures.json"), list[ResultRecord]()
         for name, one in work.items():
-            part = parts.get(name, one)
-            rows = part.pop(ROWS, {})  # parts that older code measured have none
+            values = parts.get(name, one)
+            rows = values.pop(ROWS, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
-            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
-            result += records(part, variant=name)
+            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in values.items()))
+            result += records(values, variant=name)
         if self.evaluation.get("theory"):
             figures = json.loads((run.out / THEORY).read_text("utf-8"))
             undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
@@ -151,7 +151,7 @@ class TrainingSite:
 
     def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
+        sent = shadow_rows(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
@@ -177,10 +177,10 @@ class TrainingSite:
         recipe = self.recipe
         about = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
         about += [asdict(self.training), signature(shield)]
-        whole = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
-            whole.update(one.astype("<i8").tobytes())
-        return whole.hexdigest()[:16]
+            digest.update(one.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
 
     def graded(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS` the rows from which they follow."""
@@ -233,14 +233,14 @@ def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
     kinds = np.zeros(count, np.int64) if labels is None else labels
     classes, sizes = np.unique(kinds, return_counts=True)
     quotas = sizes * round(share * count) / count
-    parts = np.floor(quotas).astype(np.int64)
-    parts[np.argsort(parts - quotas, kind="stable")[: round(share * count) - int(parts.sum())]] += 1
-    if (parts < 1).any() or (parts >= sizes).any():
+    counts = np.floor(quotas).astype(np.int64)
+    counts[np.argsort(counts - quotas, kind="stable")[: round(share * count) - int(counts.sum())]] += 1
+    if (counts < 1).any() or (counts >= sizes).any():
         raise UsageError(
             f"{round(share * count)} of {count} rows are held out: of a class none, or all",
             "take more rows, or hold out another number",
         )
     result = np.zeros(count, np.bool_)
-    for one, part in zip(classes, parts, strict=True):
+    for one, part in zip(classes, counts, strict=True):
         result[np.flatnonzero(kinds == one)[:part]] = True
     return result

@@ -39,7 +39,7 @@ from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
-from milkglass.experiments.procedures.symbol_writer import Pair, SymbolWriter, row_losses
+from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
 from milkglass.models.checkpoint import Checkpoint, end_ids
@@ -145,8 +145,8 @@ class SymbolGeneration(GeneratorTuning):
             result.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
-                    writer = SymbolWriter(torch.from_numpy(codec.sigma).long(), weight)
-                    pair = Pair(client, server, writer, stops)
+                    writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
+                    pair = AnsweringPair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
@@ -159,6 +159,7 @@ class SymbolGeneration(GeneratorTuning):
     def _alone(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, examples: list[Example], name: str
     ) -> list[ResultRecord]:
+        """Returns the figures of one model that answers alone."""
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(one.messages[:-1]) for one in examples]
@@ -168,7 +169,7 @@ class SymbolGeneration(GeneratorTuning):
         )
 
     def _together(
-        self, run: RunFolder, codec: Codec, pair: Pair, examples: list[Example], of: Parts, known: Parts | None
+        self, run: RunFolder, codec: Codec, pair: AnsweringPair, examples: list[Example], of: Parts, known: Parts | None
     ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 

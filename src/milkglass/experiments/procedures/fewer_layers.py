@@ -48,7 +48,7 @@ def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
         UsageError, UnsupportedModel: see `require_layers`.
     """
     name = require_layers(base, kept)
-    numbers = {old: new for new, old in enumerate(kept)}
+    numbers = {number: new_number for new_number, number in enumerate(kept)}
     tensors = {}
     for tensor in base.tensors:
         match = LAYER.search(tensor)
@@ -58,7 +58,7 @@ def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
             tensors[LAYER.sub(f"{match[1]}.{numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
     config = {**base.config, name: len(kept)}
     if "layer_types" in config:
-        config["layer_types"] = [config["layer_types"][old] for old in kept]
+        config["layer_types"] = [config["layer_types"][number] for number in kept]
     files.private_dir(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if base.generation_config is not None:

@@ -83,20 +83,21 @@ class LeakageTexts:
 
 def leakage(
     attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
-    about: Mapping[str, Any], folder: Path, progress: Log = no_log,
+    identity: Mapping[str, Any], folder: Path, progress: Log = no_log,
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
 
     The attack "strongest" is the best of all, for each measure separately.
     """
-    whole, others = problem.train.texts, problem.others.texts
+    problem_texts, others = problem.train.texts, problem.others.texts
     if attacked.private == "held out":
-        whole, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
-    if attacked.rows > len(whole):
+        problem_texts, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
+    if attacked.rows > len(problem_texts):
         raise UsageError(
-            f"{attacked.rows} private rows are more than the {len(whole)} of {attacked.private}", "lower attacked.rows"
+            f"{attacked.rows} private rows are more than the {len(problem_texts)} of {attacked.private}",
+            "lower attacked.rows",
         )
-    private = whole[: attacked.rows]
+    private = problem_texts[: attacked.rows]
     scene = scene_of(base, cell.client, cell.server, private, {ALIKE: others[: attacked.public]})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
     instances = attacks_of(attacks)
@@ -111,10 +112,10 @@ def leakage(
     tuned = attacked.tables != "uploaded" and has_tables
     first = {name: one for name, one in instances.items() if not (tuned and attacked.tables == "tuned" and _reads(one))}
     if first:
-        cells += run(scene, first, _work(folder, about, first), budget, 1, ended, RECIPE).cells
+        cells += run(scene, first, _work(folder, identity, first), budget, 1, ended, RECIPE).cells
     if tuned:
         again = {name: one for name, one in instances.items() if _reads(one)}
-        work = _work(folder / "tuned", about, again)
+        work = _work(folder / "tuned", identity, again)
         cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
     corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
     texts = sum(len(one) for one in corpora if one is not None)
@@ -166,6 +167,7 @@ def _ceiling(scene: Scene) -> dict[str, float]:
 
 
 def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
+    """Returns the figures of all attacks, and of the one that reads most. Raises UsageError if one failed."""
     result: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":
@@ -218,12 +220,12 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
     return device.array(torch.cat(own)), device.array(torch.cat(other))
 
 
-def quantiles(own: Floats, other: Floats) -> dict[str, float]:
+def quantiles(own_distances: Floats, other_distances: Floats) -> dict[str, float]:
     """Returns the medians, the facing ends of the distributions, and the share of rows nearest to their own."""
     return {
-        "own distance, median": float(np.median(own)),
-        "own distance, 99 %": float(np.quantile(own, 0.99)),
-        "nearest other distance, 1 %": float(np.quantile(other, 0.01)),
-        "nearest other distance, median": float(np.median(other)),
-        "own is nearest": 100 * float((own < other).mean()),
+        "own distance, median": float(np.median(own_distances)),
+        "own distance, 99 %": float(np.quantile(own_distances, 0.99)),
+        "nearest other distance, 1 %": float(np.quantile(other_distances, 0.01)),
+        "nearest other distance, median": float(np.median(other_distances)),
+        "own is nearest": 100 * float((own_distances < other_distances).mean()),
     }

@@ -17,7 +17,7 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.experiments.procedures.private_rows import PrivateRows
-from milkglass.experiments.runs import packed
+from milkglass.experiments.runs import pack_answers
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.metrics import glue
 from milkglass.metrics.interval import Interval, with_spread
@@ -104,34 +104,35 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
         part = order[start : start + size]
         ids, mask, _ = rows.part(part).batch(pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).cpu().numpy()
-    return Utility(with_spread(_classified(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
+    return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": pack_answers(guesses)})
 
 
 def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
     """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
-    for place, one in enumerate(rows.ids):
-        if len(one) > 1:
-            ids, mask = batch([one.tolist()], 0)
-            tokens[place] = len(one) - 1
+    for place, text_ids in enumerate(rows.ids):
+        if len(text_ids) > 1:
+            ids, mask = batch([text_ids.tolist()], 0)
+            tokens[place] = len(text_ids) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
-    kept = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
+    predictions = {"loss": pack_answers(losses), "tokens": pack_answers(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     measures = {
         "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),
         "perplexity": perplexity(losses, tokens, np.random.default_rng(seed)),
     }
-    return Utility(with_spread(measures, scale=1), kept)
+    return Utility(with_spread(measures, scale=1), predictions)
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
     """Returns the best accuracy and the best F1 of predicting one class for every row."""
-    every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
+    every = [_class_measures(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
     best = {name: max((one[name] for one in every), key=lambda it: it.value) for name in ("accuracy", "f1")}
     return with_spread(best, scale=1)
 
 
-def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
+def _class_measures(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
+    """Returns the accuracy and F1 of guessed classes."""
     f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
     rng = np.random.default_rng(seed)
     return {"accuracy": glue.accuracy(guesses, labels, rng), "f1": f1(guesses, labels, rng)}

@@ -85,8 +85,8 @@ def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 Labels = NDArray[np.int64]
-APART = 100  # steps between lines
-GROUPED = 50  # batches whose texts are sorted together, as in transformers' Trainer
+STEPS_BETWEEN_LINES = 100  # steps between lines
+BATCHES_SORTED_TOGETHER = 50  # batches whose texts are sorted together, as in transformers' Trainer
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def train(
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
-                if step % APART == 0:
+                if step % STEPS_BETWEEN_LINES == 0:
                     done = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
                     progress(f"{done}, loss {loss.item():.4f}")
     return net.eval()
@@ -167,13 +167,13 @@ def train(
 def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     """Returns every text once, in batches of similar lengths, in a random order from torch's generator.
 
-    Of each GROUPED batches of a random order, the texts are sorted by length. A long text in a batch of short ones
-    would cost as many steps of the recurrence as it has words.
+    Of each BATCHES_SORTED_TOGETHER batches of a random order, the texts are sorted by length. A long text in a batch
+    of short ones would cost as many steps of the recurrence as it has words.
     """
     order = torch.randperm(len(lengths)).numpy()
     batches: list[NDArray[np.int64]] = []
-    for start in range(0, len(order), GROUPED * size):
-        group = order[start : start + GROUPED * size]
+    for start in range(0, len(order), BATCHES_SORTED_TOGETHER * size):
+        group = order[start : start + BATCHES_SORTED_TOGETHER * size]
         group = group[np.argsort(lengths[group], kind="stable")]
         batches += [group[at : at + size] for at in range(0, len(group), size)]
     return [batches[place] for place in torch.randperm(len(batches)).tolist()]

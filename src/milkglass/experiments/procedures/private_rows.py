@@ -39,7 +39,7 @@ from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, batch
 
-CHUNK = 32  # sentences between two savings
+SENTENCES_A_PART = 32  # sentences between two savings
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,23 +134,23 @@ def rows_of(
     """
     ids: list[list[int]] = []
     labels: list[int] = []
-    left = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
+    remaining = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
     for i in rng.permutation(len(examples)).tolist():
-        one = examples[i]
+        example = examples[i]
         if len(ids) == expected.texts:
             break
-        if not expected.least <= len(one.text.split()) <= expected.most:
+        if not expected.least <= len(example.text.split()) <= expected.most:
             continue
-        result = tokenizer(one.text, split_special_tokens=True)["input_ids"]
+        result = tokenizer(example.text, split_special_tokens=True)["input_ids"]
         if not result or len(result) > expected.longest:
             continue
         if numbers is not None:
-            if one.label not in numbers:
+            if example.label not in numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not left[numbers[one.label]]:
+            if not remaining[numbers[example.label]]:
                 continue
-            left[numbers[one.label]] -= 1
-            labels.append(numbers[one.label])
+            remaining[numbers[example.label]] -= 1
+            labels.append(numbers[example.label])
         ids.append(result)
     if len(ids) < expected.texts:
         raise UsageError(
@@ -165,7 +165,7 @@ def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
     return Ghost.open(base.folder, *guard.ghost, seed=seed)
 
 
-def shadowed(
+def shadow_rows(
     base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
     """Returns the rows as they go into training: their shadows, or without GHOST the rows themselves."""
@@ -176,15 +176,15 @@ def shadowed(
     about = json.dumps(info, sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.place("shadows", f"shadows-{name}.jsonl")
-    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    while len(done) < len(rows):
-        subset = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
-        done += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
+    shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    while len(shadows) < len(rows):
+        subset = np.arange(len(shadows), min(len(shadows) + SENTENCES_A_PART, len(rows)))
+        shadows += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
         with files.atomic_write(path) as file:
-            file.write("".join(f"{json.dumps(one)}\n" for one in done))
+            file.write("".join(f"{json.dumps(one)}\n" for one in shadows))
             cache.wrote(path)
-        progress(f"{len(done)} of {len(rows)} sentences have their shadows")
-    return Sequences.of(done)
+        progress(f"{len(shadows)} of {len(rows)} sentences have their shadows")
+    return Sequences.of(shadows)
 
 
 def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:

@@ -44,17 +44,17 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
         UsageError: there are pairs, plain text, or a conversation that does not begin with the instruction.
     """
     result = []
-    for one in examples:
-        if one.kind == "labelled" and one.pair is None:
-            user = {"role": "user", "content": instruction + one.text}
-            answer = {"role": "assistant", "content": str(one.label)}
-            one = Example(one.line, "chat", messages=(user, answer))
-        if one.kind != "chat" or not one.messages[0]["content"].startswith(instruction):
+    for example in examples:
+        if example.kind == "labelled" and example.pair is None:
+            user = {"role": "user", "content": instruction + example.text}
+            answer = {"role": "assistant", "content": str(example.label)}
+            example = Example(example.line, "chat", messages=(user, answer))
+        if example.kind != "chat" or not example.messages[0]["content"].startswith(instruction):
             raise UsageError(
-                f"row {one.line} is not a conversation that begins with the recipe's instruction", "see instruction"
+                f"row {example.line} is not a conversation that begins with the recipe's instruction", "see instruction"
             )
-        if max_words is None or len(one.messages[0]["content"].split()) <= max_words:
-            result.append(one)
+        if max_words is None or len(example.messages[0]["content"].split()) <= max_words:
+            result.append(example)
     return result
 
 

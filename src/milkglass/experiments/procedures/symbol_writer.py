@@ -28,12 +28,12 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.rows.messages import Message
 
-Rows = NDArray[np.float64]
+Floats = NDArray[np.float64]
 MIN_LOG_PROBABILITY = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass
 
 
 @dataclass(frozen=True)
-class SymbolWriter:
+class CombinedDistribution:
     """Combines the two models' distributions.
 
     Attributes:
@@ -47,23 +47,24 @@ class SymbolWriter:
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) log p in fp64, from the logits of the client (..., n) and the server (..., m)."""
         answers = server.double().log_softmax(-1)
-        own, mass = self._beliefs(client, answers)
+        client_log_probs, mass = self._beliefs(client, answers)
         belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * answers).log_softmax(-1)
-        return own + (belief - mass)[..., self.symbols]
+        return client_log_probs + (belief - mass)[..., self.symbols]
 
     def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) the logarithm of each token's share of its symbol, by the client. See `log_probs`."""
-        own, mass = self._beliefs(client, server.double())
-        return own - mass[..., self.symbols]
+        client_log_probs, mass = self._beliefs(client, server.double())
+        return client_log_probs - mass[..., self.symbols]
 
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (..., n) log p_c, and (..., m) log m."""
-        own = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
-        return own, torch.zeros_like(server).index_add_(-1, self.symbols.to(server.device), own.exp()).log()
+        client_log_probs = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
+        mass = torch.zeros_like(server).index_add_(-1, self.symbols.to(server.device), client_log_probs.exp())
+        return client_log_probs, mass.log()
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnsweringPair:
     """A client and a server that answer together.
 
     Attributes:
@@ -74,7 +75,7 @@ class Pair:
 
     client: Any
     server: Any
-    writer: SymbolWriter
+    writer: CombinedDistribution
     stops: frozenset[int]
 
     @torch.inference_mode()
@@ -87,10 +88,10 @@ class Pair:
         """
         tokens, answered = tokens.to(self.client.device), answered.to(self.client.device)
         sent = self._sent(tokens)
-        scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._both(tokens, sent)]
+        scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._models_and_ids(tokens, sent)]
         places = answered[1:].nonzero().flatten()
-        both, right = [one[places] for one in scores], tokens[1:][places][:, None]
-        sums = [one(*both).gather(1, right).sum() for one in (self.writer.log_probs, self.writer.within)]
+        scores_there, targets = [one[places] for one in scores], tokens[1:][places][:, None]
+        sums = [one(*scores_there).gather(1, targets).sum() for one in (self.writer.log_probs, self.writer.within)]
         return -float(sums[0]), -float(sums[1]), len(places)
 
     @torch.inference_mode()
@@ -99,25 +100,26 @@ class Pair:
         result, past = list[int](), [None, None]
         ids = prompt.to(self.client.device)
         while len(result) < new_tokens and not (result and result[-1] in self.stops):
-            out = [
-                model(input_ids=part[None], past_key_values=cache, use_cache=True)
-                for (model, part), cache in zip(self._both(ids, self._sent(ids)), past, strict=True)
+            outputs = [
+                model(input_ids=model_ids[None], past_key_values=cache, use_cache=True)
+                for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), past, strict=True)
             ]
-            past = [one.past_key_values for one in out]
-            result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in out)).argmax()))
+            past = [one.past_key_values for one in outputs]
+            result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in outputs)).argmax()))
             ids = torch.tensor(result[-1:], device=ids.device)
         return result
 
     def _sent(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.writer.symbols.to(tokens.device)[tokens]
 
-    def _both(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
+    def _models_and_ids(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
+        """Returns each model with the ids that it reads."""
         return (self.client, tokens), (self.server, sent)
 
 
 def row_losses(
-    pair: Pair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
-) -> tuple[Rows, Rows, Rows]:
+    pair: AnsweringPair, codec: Codec, conversations: Sequence[Sequence[Message]], max_length: int
+) -> tuple[Floats, Floats, Floats]:
     """Returns the losses of the examples that keep an answer within max_length tokens.
 
     Args:
@@ -127,9 +129,11 @@ def row_losses(
         (u,) the sum over the answers' tokens, (u,) the same with symbols known, and (u,) the number of these tokens.
     """
     encoded = codec.encode_cut(conversations, max_length)
-    found = [
+    losses_of_rows = [
         pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED_LABEL))
         for ids, labels in zip(encoded.ids, encoded.labels, strict=True)
     ]
-    losses, known, tokens = (np.array(column, np.float64) for column in zip(*found, strict=True))
-    return losses, known, tokens
+    losses, losses_symbols_known, tokens = (
+        np.array(column, np.float64) for column in zip(*losses_of_rows, strict=True)
+    )
+    return losses, losses_symbols_known, tokens

@@ -29,7 +29,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-ROUNDING = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
+ROUNDING_SHARE = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
 
 
 @dataclass(frozen=True)
@@ -62,24 +62,24 @@ class TheoryFigures:
 
 
 def check(
-    before: SharedStep, plain: SharedStep, ghost: SharedStep, texts: PrivateRows, shadows: PrivateRows
+    initial: SharedStep, plain: SharedStep, ghost: SharedStep, texts: PrivateRows, shadows: PrivateRows
 ) -> TheoryFigures:
     """Measures the theory's quantities before the training, and after it on plain texts and on shadows.
 
     Args:
-        before: the model before the training.
+        initial: the model before the training.
         plain: the model that was trained on the texts.
         ghost: the model that was trained on their shadows.
         texts: the private rows.
         shadows: the rows after GHOST.
     """
-    losses, gradients = deviations(before, texts, shadows)
+    losses, gradients = deviations(initial, texts, shadows)
     after_losses, after_gradients = deviations(ghost, texts, shadows)
-    return figures(losses, gradients, after_losses, after_gradients, (drift(before, plain), drift(before, ghost)))
+    return figures(losses, gradients, after_losses, after_gradients, (drift(initial, plain), drift(initial, ghost)))
 
 
 def figures(
-    losses: Floats, gradients: Floats, after: Floats, gradients_after: Floats, drifts: tuple[float, float]
+    losses: Floats, gradients: Floats, losses_after: Floats, gradients_after: Floats, drifts: tuple[float, float]
 ) -> TheoryFigures:
     """Returns the figures from the deviations and drifts.
 
@@ -97,12 +97,12 @@ def figures(
         "epsilon, mean": float(epsilon.mean()),
         "epsilon, largest": float(epsilon.max()),
         "epsilon is a drift": float((local < max(drifts)).mean()),
-        "loss deviation after": float(after.mean()),
+        "loss deviation after": float(losses_after.mean()),
         "gradient deviation after": float(gradients_after.mean()),
     }
     lines, undefined = dict[str, FittedLine](), dict[str, str]()
     for kind, x in (("epsilon", epsilon), ("local epsilon", local)):
-        for name, y in (("loss", after), ("gradient", gradients_after)):
+        for name, y in (("loss", losses_after), ("gradient", gradients_after)):
             called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
             one, mean = line(x, y), float(y.mean())
             if one is None:
@@ -114,7 +114,7 @@ def figures(
                 result[f"{called}, of its mean"] = one.slope / mean
             else:
                 undefined[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
-    columns = (losses, gradients, local, epsilon, after, gradients_after)
+    columns = (losses, gradients, local, epsilon, losses_after, gradients_after)
     names = ("loss", "gradient", "local", "epsilon", "loss after", "gradient after")
     pairs = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
     return TheoryFigures(result, pairs, lines, undefined)
@@ -125,10 +125,10 @@ def _why_constant(kind: str, local: Floats, drifted: float) -> str:
     return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
 
 
-def drift(before: SharedStep, after: SharedStep) -> float:
+def drift(initial: SharedStep, trained: SharedStep) -> float:
     """Returns |t' - t| over all trained parameters."""
-    first, second = (dict(one.module.named_parameters()) for one in (before, after))
-    squares = [float((second[n] - first[n]).detach().double().square().sum()) for n in before.names]
+    first, second = (dict(one.module.named_parameters()) for one in (initial, trained))
+    squares = [float((second[n] - first[n]).detach().double().square().sum()) for n in initial.names]
     return math.sqrt(sum(squares))
 
 
@@ -154,7 +154,7 @@ def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float,
 def line(x: Floats, y: Floats) -> FittedLine | None:
     """Returns the least-squares line. None: x varies by rounding only; x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
-    if np.abs(spread).max() <= ROUNDING * np.abs(x).max():
+    if np.abs(spread).max() <= ROUNDING_SHARE * np.abs(x).max():
         return None
     slope = float(spread @ (y - y.mean())) / float(spread @ spread)
     return FittedLine(slope, float(y.mean()) - slope * float(x.mean()))

@@ -28,7 +28,7 @@ from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, he
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
-from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, unpacked, write_spec
+from milkglass.experiments.runs import begun, pack_answers, provenance, run_job, secret_of, unpack_answers, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ class TrainedHalves:
         tuned: the server's half after training.
         figures: the quality of its answers.
         made: by which code.
-        predictions: its packed answers to the held-out rows (`packed`).
+        predictions: its packed answers to the held-out rows (`pack_answers`).
         logits: (u, classes) of these answers.
     """
 
@@ -87,12 +87,12 @@ class TrainedHalves:
     logits: NDArray[np.float32] = field(repr=False)
 
 
-def trained(
+def train_cell(
     base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
     cells: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
-    about = {
+    identity = {
         "version": CELL_VERSION,
         "base": digest,
         "data": dict(problem.sums),
@@ -100,27 +100,27 @@ def trained(
         "training": training.model_dump(),
         "seed": seed,
     }
-    with cell_folder(cells, about) as folder:
+    with cell_folder(cells, identity) as folder:
         client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _tuned(client, server, problem, training, folder / "job", threads, progress, deadline)
+            tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
         answered = _figures(client, tuned, problem, seed, folder)
     return TrainedHalves(folder.name, client, server, tuned, *answered)
 
 
 @contextmanager
-def cell_folder(cells: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+def cell_folder(cells: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Yields a cell's folder, locked, since several runs may share it. A dead process holds no lock.
 
     Args:
-        about: all that decides the cell. Its digest is the folder's name.
+        identity: all that decides the cell. Its digest is the folder's name.
     """
-    folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cells / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.private_dir(folder)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
         begun(folder)
         yield folder
 
@@ -145,7 +145,7 @@ def halves(
     return client, server
 
 
-def _tuned(
+def _tune(
     client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
@@ -191,16 +191,21 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
         The figures with the half-widths of their intervals, the code that measured them, the packed answers, and
             logits. A record without logits, from earlier code, is made again.
     """
-    done = folder / "figures.json"
-    known = json.loads(done.read_text("utf-8")) if done.is_file() else {}
-    if "logits" not in known:
+    path = folder / "figures.json"
+    stored = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if "logits" not in stored:
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
-        known = {"figures": result, "made": made(folder), "predictions": packed(guess), "logits": packed(logits)}
-        files.write(done, json.dumps(known) + "\n")
-    logits = unpacked(known["logits"]).reshape(len(problem.held_out.labels), -1)
-    return dict(known["figures"]), known.get("made") or made(folder), str(known["predictions"]), logits
+        stored = {
+            "figures": result,
+            "made": provenance(folder),
+            "predictions": pack_answers(guess),
+            "logits": pack_answers(logits),
+        }
+        files.write(path, json.dumps(stored) + "\n")
+    logits = unpack_answers(stored["logits"]).reshape(len(problem.held_out.labels), -1)
+    return dict(stored["figures"]), stored.get("made") or provenance(folder), str(stored["predictions"]), logits
 
 
 def graded(
@@ -236,25 +241,25 @@ def own_model(problem: TrialData) -> LinearModel | None:
     return LinearModel.fit(train.texts, train.labels, train.pairs, problem.classes == 1)
 
 
-def client_alone(problem: TrialData, own: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
+def client_alone(problem: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
     """Returns the quality of the client's own model by its name."""
-    if own is None:
+    if own_model is None:
         return {}
-    guess = own.predict(problem.held_out.texts, problem.held_out.pairs)
+    guess = own_model.predict(problem.held_out.texts, problem.held_out.pairs)
     return {LINEAR: graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)}
 
 
 def beside_own(
-    cell: TrainedHalves, problem: TrialData, own: LinearModel | None, seed: int
+    cell: TrainedHalves, problem: TrialData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
 
     The measures are named "MEASURE with own model". None for scores.
     """
-    if own is None or own.regression:
+    if own_model is None or own_model.regression:
         return None
     held_out = problem.held_out
-    log_probabilities = own.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
+    log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
     guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = graded(guess, held_out.labels, problem.metrics, 0, seed)
     return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

@@ -38,10 +38,10 @@ def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[st
     result = []
     for measure in dict.fromkeys(one.measure for one in stated):
         lines: dict[str, list[Point]] = {}
-        for one in stated:
-            if one.measure == measure and one.variant in epsilons:
-                point = (epsilons[one.variant], one.value, one.half_width or 0.0)
-                lines.setdefault(one.when, []).append(point)
+        for record in stated:
+            if record.measure == measure and record.variant in epsilons:
+                point = (epsilons[record.variant], record.value, record.half_width or 0.0)
+                lines.setdefault(record.when, []).append(point)
         plain = {
             one.when: one.value for one in stated if one.measure == measure and not variants.get(one.variant, True)
         }
@@ -62,17 +62,17 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     )
 
 
-def curves_svg(every: Sequence[Curves]) -> str:
+def curves_svg(panels_curves: Sequence[Curves]) -> str:
     with styled():
-        figure, axes = panels(len(every))
-        for panel, one in zip(axes, every, strict=True):
-            for number, (when, line) in enumerate(one.lines.items()):
+        figure, axes = panels(len(panels_curves))
+        for panel, curves in zip(axes, panels_curves, strict=True):
+            for number, (when, line) in enumerate(curves.lines.items()):
                 colour = COLOURS[number % len(COLOURS)]
                 marker = MARKERS[number % len(MARKERS)]
                 xs, ys, spreads = zip(*line, strict=True)
                 panel.errorbar(xs, ys, spreads, color=colour, marker=marker, markersize=4, capsize=2, label=when)
-                if when in one.levels:
-                    panel.axhline(one.levels[when], color=colour, linestyle="--", linewidth=1)
-            panel.set(xlabel="epsilon" + (" (dashed: plain)" if one.levels else ""), title=one.measure)
+                if when in curves.levels:
+                    panel.axhline(curves.levels[when], color=colour, linestyle="--", linewidth=1)
+            panel.set(xlabel="epsilon" + (" (dashed: plain)" if curves.levels else ""), title=curves.measure)
             panel.legend()
         return svg(figure, "figures over epsilon")

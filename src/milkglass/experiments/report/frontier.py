@@ -19,11 +19,11 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
-from milkglass.plots import COLOURS, GREY, named, numbered, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names, write_numbers
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
-ALL_READ = 99.95  # percent of the content: nothing is hidden
+ALL_READ_PERCENT = 99.95  # percent of the content: nothing is hidden
 OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
 
@@ -78,16 +78,17 @@ def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
         (one.data, one.variant): one for one in records if (one.measure, one.attack) == ("content top-1", STRONGEST)
     }
     result: dict[str, list[DefencePoint]] = {}
-    for one in records:
-        known = (utilities.get((one.data, one.variant, measure)) for measure in UTILITY)
+    for record in records:
+        known = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY)
         utility = next((it for it in known if it is not None), None)
-        if (one.measure, one.attack) == ("tokens top-1", STRONGEST) and utility is not None:
-            read = content.get((one.data, one.variant))
+        if (record.measure, record.attack) == ("tokens top-1", STRONGEST) and utility is not None:
+            read = content.get((record.data, record.variant))
             point = DefencePoint(
-                one.data, one.variant, utility.measure, utility.value, one.value, None if read is None else read.value,
+                record.data, record.variant, utility.measure, utility.value, record.value,
+                None if read is None else read.value,
                 utility.half_width or 0.0, 0.0 if read is None else read.half_width or 0.0,
             )  # fmt: skip
-            result.setdefault(one.data, []).append(point)
+            result.setdefault(record.data, []).append(point)
     return result
 
 
@@ -99,7 +100,7 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
         axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
-        numbered(axes, places, [OFF_FRONTIER] * len(places))
+        write_numbers(axes, places, [OFF_FRONTIER] * len(places))
         return svg(figure, f"{points[0].data}: {points[0].measure} against what the strongest attack reads")
 
 
@@ -110,15 +111,15 @@ def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Defence
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
     """
-    every = [one for records in results for one in defences(records).get(data, ())]
-    plain = {round(one.utility, 1) for one in every if one.defence == PLAIN}
+    all_points = [one for records in results for one in defences(records).get(data, ())]
+    plain = {round(one.utility, 1) for one in all_points if one.defence == PLAIN}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
-    found: dict[str, DefencePoint] = {}
-    for one in every:
+    best_of_defence: dict[str, DefencePoint] = {}
+    for one in all_points:
         if one.content is not None:
-            found[one.defence] = max(found.get(one.defence, one), one, key=lambda point: point.read)
-    return list(found.values())
+            best_of_defence[one.defence] = max(best_of_defence.get(one.defence, one), one, key=lambda point: point.read)
+    return list(best_of_defence.values())
 
 
 def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
@@ -137,17 +138,20 @@ def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     return [name for name in dict.fromkeys(one.variant for one in _accuracies(results, data)) if name not in seen]
 
 
-def on_frontier(every: Sequence[DefencePoint], level: float | None) -> list[bool]:
+def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list[bool]:
     """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
     return [
-        not one.control and one.read < ALL_READ and (level is None or one.utility > level) and not one.beaten(every)
-        for one in every
+        not one.control
+        and one.read < ALL_READ_PERCENT
+        and (level is None or one.utility > level)
+        and not one.beaten(all_points)
+        for one in all_points
     ]
 
 
 def finding(every: Sequence[DefencePoint], level: float | None) -> str:
     """Returns in a sentence what the points show. `level` is the utility of the client alone."""
-    candidates = [one for one in every if not one.control and one.read < ALL_READ]
+    candidates = [one for one in every if not one.control and one.read < ALL_READ_PERCENT]
     if level is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
     better = sorted((one for one in candidates if one.utility > level), key=lambda one: one.read)
@@ -165,45 +169,46 @@ def finding(every: Sequence[DefencePoint], level: float | None) -> str:
 
 
 def frontier_svg(
-    every: Sequence[DefencePoint], level: float | None, about: str, notes: Sequence[str] = (),
+    all_points: Sequence[DefencePoint], level: float | None, caption: str, notes: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Returns the frontier as SVG, with its finding as the caption.
 
     Args:
-        every: the points, from which the finding follows.
+        all_points: the points, from which the finding follows.
         level: the utility of the client alone.
-        about: one line on what was measured.
+        caption: one line on what was measured.
         notes: further lines below it.
         names: the defences that are drawn, and how each is called there. None: all, by their own names.
     """
-    shown = [one for one in every if names is None or one.defence in names]
-    colours = dict(zip((one.defence for one in every), on_frontier(every, level), strict=True))
-    below = [line for note in (finding(every, level), about, *notes) for line in textwrap.wrap(note, 95)]
+    shown = [one for one in all_points if names is None or one.defence in names]
+    colours = dict(zip((one.defence for one in all_points), on_frontier(all_points, level), strict=True))
+    below = [line for note in (finding(all_points, level), caption, *notes) for line in textwrap.wrap(note, 95)]
     with styled():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(below))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
-        for one in shown:
+        for point in shown:
             axes.errorbar(
-                one.read, one.utility, one.utility_spread, one.content_spread, fmt="o", alpha=0.9, elinewidth=0.8,
-                color=ON_FRONTIER if colours[one.defence] else OFF_FRONTIER, markersize=7,
+                point.read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
+                elinewidth=0.8,
+                color=ON_FRONTIER if colours[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
         lines = [] if level is None else [(level, "a linear model, nothing sent")]
-        lines += [(one.utility, "the same model at home, nothing sent") for one in every if one.defence == PLAIN]
+        lines += [(one.utility, "the same model at home, nothing sent") for one in all_points if one.defence == PLAIN]
         for at, words in lines:
             axes.axhline(at, color=GREY, linestyle="--", linewidth=1)
             axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
         called = [one.defence if names is None else names[one.defence] for one in shown]
-        named(axes, [(one.read, one.utility) for one in shown], called)
-        return svg(figure, finding(every, level))
+        write_names(axes, [(one.read, one.utility) for one in shown], called)
+        return svg(figure, finding(all_points, level))
 
 
 def svg_of_results(
-    results: Sequence[Mapping[str, Any]], data: str, about: str, names: Mapping[str, str] | None = None
+    results: Sequence[Mapping[str, Any]], data: str, caption: str, names: Mapping[str, str] | None = None
 ) -> str:
     """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
     figures = [read(result) for result in results]
     left = unplaced(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
-    return frontier_svg(points(figures, data), best_alone(figures, data), about, notes, names)
+    return frontier_svg(points(figures, data), best_alone(figures, data), caption, notes, names)

@@ -24,22 +24,22 @@ def meanings(
         attacks: the catalogue's name of each of the recipe's attacks.
         shares: whether the figures are shares of 1.
     """
-    words = SHARES if shares else MEASURES | ATTACKERS
-    parts = dict.fromkeys(part for one in records for part in (one.measure, one.attack, one.attacker, one.variant))
+    known_meanings = SHARES if shares else MEASURES | ATTACKERS
+    names = dict.fromkeys(name for one in records for name in (one.measure, one.attack, one.attacker, one.variant))
     result = {
-        part: words.get(part) or _attack(attacks.get(part, part)) or ("" if shares else _derived(part))
-        for part in parts
-        if part
+        name: known_meanings.get(name) or _attack(attacks.get(name, name)) or ("" if shares else _derived_meaning(name))
+        for name in names
+        if name
     }
     if any(one.half_width is not None for one in records):
         sided = "; all of it on one side of a figure of 0 or 1" if shares else ", in the figure's own unit"
         result[SPREAD.strip()] = f"half the width of the figure's 95 % interval{sided}"
     if not shares and any(one.attacker for one in records):
         result["no figure"] = LEFT_OUT
-    return tuple((part, info) for part, info in result.items() if info)
+    return tuple((name, info) for name, info in result.items() if info)
 
 
-def _derived(measure: str) -> str:
+def _derived_meaning(measure: str) -> str:
     """Returns the meaning of a measure that is made of another."""
     if measure.endswith(BESIDE):
         return (

@@ -24,7 +24,7 @@ from milkglass.experiments.record import SPREAD, ResultRecord
 from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
-ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
+SAME_FIGURE_TOLERANCE = 0.005  # figures that differ by less, relative to the paper's, are the same number
 SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
 NOT_RESULTS = ("private tokens", "seconds")  # input and cost of a run, not results
 UNEXPLAINED = "Not explained: the recipe gives no reason."
@@ -87,13 +87,13 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         result: what a run wrote as JSON.
     """
     notes: list[str] = []
-    every = record.read(result)
-    records = [one for one in every if not math.isnan(one.value)]
+    all_records = record.read(result)
+    records = [one for one in all_records if not math.isnan(one.value)]
     lines = [TableLine(one, _note(one, notes)) for one in records]
-    rest: dict[str, list[TableLine]] = {}
+    lines_of_measures: dict[str, list[TableLine]] = {}
     for one in lines:
         if one.record.published is None and not one.record.asked:
-            rest.setdefault(one.record.measure, []).append(one)
+            lines_of_measures.setdefault(one.record.measure, []).append(one)
     milder, attacks = result.get("quick"), result.get("attacks", {})
     bases = {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
     return ResultTable(
@@ -104,10 +104,13 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         glance=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
         beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
-        groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in NOT_RESULTS)),
+        groups=tuple(
+            (what, tuple(lines_of_measures[what]))
+            for what in sorted(lines_of_measures, key=lambda what: what in NOT_RESULTS)
+        ),
         undefined=tuple(
             (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
-            for one in every
+            for one in all_records
             if one.undefined
         ),
         notes=tuple(notes),
@@ -115,17 +118,20 @@ def read(result: Mapping[str, Any]) -> ResultTable:
     )
 
 
-def _note(one: ResultRecord, notes: list[str]) -> int:
+def _note(record: ResultRecord, notes: list[str]) -> int:
     """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
-    if one.published is None or abs(one.value - one.published) <= ALIKE * abs(one.published):
+    if record.published is None or abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(
+        record.published
+    ):
         return 0
-    reason = one.why or UNEXPLAINED
+    reason = record.why or UNEXPLAINED
     if reason not in notes:
         notes.append(reason)
     return notes.index(reason) + 1
 
 
 def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings, the texts and the code of a result, as names and values."""
     results = [(name, _value(result[name])) for name in SETTINGS if name in result]
     results += [("data", _pairs(result["data"]))] if "data" in result else []
     results += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
@@ -136,11 +142,11 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "training" in result:
         results.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     code = result.get("made", {})
-    before = f", begun by {code['begun']['commit']}" if "begun" in code else ""
-    before += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
+    other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
+    other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
     return [
         *results,
-        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{before}"),
+        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
     ]
 
 
@@ -221,9 +227,9 @@ def words(table: ResultTable) -> str:
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]
     for line in lines:
-        one = line.record
-        spread = f"{SPREAD} {number(one.half_width)}" if one.half_width is not None else ""
-        paper = f"   paper {number(one.published)}" if one.published is not None else ""
-        requested = f"   asked: {one.asked}" if one.asked else ""
-        result.append(f"{one.name:{width}} {number(one.value):>10}{spread}{paper}{requested}")
+        record = line.record
+        spread = f"{SPREAD} {number(record.half_width)}" if record.half_width is not None else ""
+        paper = f"   paper {number(record.published)}" if record.published is not None else ""
+        requested = f"   asked: {record.asked}" if record.asked else ""
+        result.append(f"{record.name:{width}} {number(record.value):>10}{spread}{paper}{requested}")
     return "\n".join(result)

@@ -20,8 +20,8 @@ from matplotlib.ticker import FuncFormatter
 
 from milkglass.plots import COLOURS, GREY, MARKERS, panels, styled, svg
 
-BARS = 16
-LEAST = 1e-6  # what is below this is drawn as this: zero has no logarithm
+MAX_BARS = 16
+MIN_DRAWN = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
 def drawn(theory: Mapping[str, Any]) -> str:
@@ -33,18 +33,18 @@ def figure(theory: Mapping[str, Any]) -> Figure:
     pairs, lines = theory["pairs"], theory["lines"]
     local, epsilon = np.array(pairs["local"]), np.array(pairs["epsilon"])
     result, (histogram, bounds, growth) = panels(3)
-    histogram.hist(local, bins=BARS, color=COLOURS[0], rwidth=0.95)
+    histogram.hist(local, bins=MAX_BARS, color=COLOURS[0], rwidth=0.95)
     histogram.set(xlabel="local epsilon", ylabel="pairs")
     ends = [min(local.min(), epsilon.min()), max(local.max(), epsilon.max())]
     bounds.plot(ends, ends, color=GREY)
     bounds.plot(local, epsilon, "o", color=COLOURS[0], markersize=4, alpha=0.6)
     bounds.set(xlabel="local epsilon", ylabel="epsilon")
     for kind, colour, marker in zip(("loss", "gradient"), COLOURS, MARKERS, strict=False):
-        after = np.maximum(pairs[f"{kind} after"], LEAST)
+        after = np.maximum(pairs[f"{kind} after"], MIN_DRAWN)
         growth.plot(local, after, marker, color=colour, markersize=4, alpha=0.6, label=kind)
         if (one := lines.get(f"{kind}, local epsilon")) is not None:
             xs = np.linspace(local.min(), local.max(), 41)
-            growth.plot(xs, np.maximum(one["slope"] * xs + one["intercept"], LEAST), color=colour)
+            growth.plot(xs, np.maximum(one["slope"] * xs + one["intercept"], MIN_DRAWN), color=colour)
     growth.set(xlabel="local epsilon", ylabel="deviation after training", yscale="log")
     growth.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     growth.legend()

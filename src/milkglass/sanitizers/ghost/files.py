@@ -74,14 +74,14 @@ class FinishedParts:
         """Notes that all parts are done, and removes the seed before the result has its name."""
         self._note(None, True)
 
-    def make(self, number: int, ghost: Ghost, seed: int | None, made: Callable[[Ghost], dict[str, Any]]) -> None:
+    def make(self, number: int, ghost: Ghost, seed: int | None, result_of: Callable[[Ghost], dict[str, Any]]) -> None:
         """Makes a part with the run's seed, unless it exists. Raises CorruptCheckpoint if the seed is gone."""
         if self._path(number).is_file():
             return
         if seed is None:
             fault = f"part {number} of {self.folder.name} was made and is gone"
             raise CorruptCheckpoint(fault, f"remove {self.folder}: all is made again")
-        write(self._path(number), made(replace(ghost, seed=seed)))
+        write(self._path(number), result_of(replace(ghost, seed=seed)))
 
     def get(self, number: int) -> dict[str, Any]:
         """Returns a part. Raises CorruptCheckpoint if it is not JSON."""
@@ -124,7 +124,11 @@ def write(path: Path, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class GhostJob:
-    """What a run reads and writes."""
+    """What a run reads and writes.
+
+    Attributes:
+        shape, written: how the rows of the source and of the output are laid out.
+    """
 
     source: Path
     shape: FileShape
@@ -157,10 +161,10 @@ class GhostJob:
         Removes the parts of a run that died after OUT had its name. A report, which is named before OUT, may be of a
         run that died between the two.
         """
-        left = finished(self.folder)
-        if left and self.out.is_file():
-            left.remove()
-        elif left:
+        unfinished = finished(self.folder)
+        if unfinished and self.out.is_file():
+            unfinished.remove()
+        elif unfinished:
             return
         require_free(self.out)
 
@@ -175,26 +179,26 @@ def sanitize_dataset(
     """
     plan.require_free()
     _check(ghost, plan)
-    parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
+    finished_parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
     between = finished(plan.folder) is not None
-    drawn = parts.begin(seed)
+    drawn = finished_parts.begin(seed)
     if between:  # this very run died when its report had its name, and OUT had not
         report_path(plan.out).unlink(missing_ok=True)
-    done, numbers = GhostTally(), list[int]()
-    for part in _parts(plan):
-        parts.make(part.number, ghost, drawn, partial(_sanitized, plan=plan, part=part))
-        done.add(_finished(parts, part.number)[1])
-        numbers.append(part.number)
-        progress(part.size)
-    report = document(ghost, done, seed is not None)
-    parts.finish()
+    tally, numbers = GhostTally(), list[int]()
+    for block in _parts(plan):
+        finished_parts.make(block.number, ghost, drawn, partial(_sanitize, plan=plan, part=block))
+        tally.add(_read_part(finished_parts, block.number)[1])
+        numbers.append(block.number)
+        progress(block.size)
+    report = document(ghost, tally, seed is not None)
+    finished_parts.finish()
     with appearing(plan.out) as file:
         file.write(plan.written.head())
         for number in numbers:
-            file.write(_finished(parts, number)[0])
+            file.write(_read_part(finished_parts, number)[0])
         with appearing(report_path(plan.out)) as other:
             other.write(json.dumps(report, indent=2) + "\n")
-    parts.remove()
+    finished_parts.remove()
     return report
 
 
@@ -205,11 +209,12 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     return ghost.job_digest([ROWS_A_PART, sha256(plan.source), shape], seed)
 
 
-def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
-    match parts.get(number):
+def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
+    """Returns a finished part's rows and tally. Raises CorruptCheckpoint if it is damaged."""
+    match finished_parts.get(number):
         case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
             return rows, GhostTally(**tally)
-    raise parts.damaged(number)
+    raise finished_parts.damaged(number)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -235,12 +240,12 @@ class _Slot:
         return str(self.container[self.key])
 
 
-def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
+def _slots(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
     """Returns a part's rows, their texts, and the fields that are left. Raises CodecError without room for ids."""
-    rows, result, left = list[Any](), list[_Slot](), set[str]()
-    for line, raw in zip(part.lines, part.raw, strict=True):
+    rows, result, texts_left = list[Any](), list[_Slot](), set[str]()
+    for line, raw in zip(block.lines, block.raw, strict=True):
         parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
-        left |= others
+        texts_left |= others
         if plan.shape.kind == "lines":
             parsed = [{"text": parsed[0][0]}]
             slots = [(parsed[0], "text")]
@@ -251,7 +256,7 @@ def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str
             if isinstance(container, dict) and name in container:
                 raise CodecError(f"{plan.shape.place(line)} has a field for ids already", f"rename its field {name}")
             result.append(_Slot(line, container, key, name))
-    return rows, result, left
+    return rows, result, texts_left
 
 
 def _ids_name(key: str, texts: int) -> str:
@@ -267,12 +272,12 @@ def require_texts(plan: GhostJob) -> None:
 def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
     """Returns the places of the texts that are longer than the model takes, and how many tokens it takes."""
     tokenizer = load_tokenizer(folder)
-    limit, found = longest(folder, tokenizer), list[Place]()
+    limit, places = longest(folder, tokenizer), list[Place]()
     for part in _parts(plan):
         slots = _slots(plan, part)[1]
         ids = tokenizer([one.text for one in slots], split_special_tokens=True)["input_ids"] if slots else []
-        found += [plan.shape.place(one.line) for one, own in zip(slots, ids, strict=True) if len(own) > limit]
-    return found, limit
+        places += [plan.shape.place(one.line) for one, own in zip(slots, ids, strict=True) if len(own) > limit]
+    return places, limit
 
 
 def _check(ghost: Ghost, plan: GhostJob) -> None:
@@ -283,21 +288,22 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
             ghost.encode([one.text for one in written])
 
 
-def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
+def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
+    """Returns a block's rows with shadows in place of their texts, as they are stored."""
     rows, slots, left = _slots(plan, part)
     tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
     written = [one for one in slots if one.text.strip()]
     shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
-    for one in slots:
-        shadow = shadows.get(id(one))
+    for slot in slots:
+        shadow = shadows.get(id(slot))
         if shadow is None:
             tally.empty += 1
         else:
-            tally.count(one.text, shadow, ghost)
+            tally.count(slot.text, shadow, ghost)
         ids = [] if shadow is None else shadow.ids.tolist()
-        one.container[one.key] = "" if shadow is None else shadow.text
-        if isinstance(one.container, dict):
-            one.container[one.ids] = ids
+        slot.container[slot.key] = "" if shadow is None else shadow.text
+        if isinstance(slot.container, dict):
+            slot.container[slot.ids] = ids
         else:
-            one.container.append(" ".join(map(str, ids)))
+            slot.container.append(" ".join(map(str, ids)))
     return {"rows": plan.written.write(rows), "tally": asdict(tally)}

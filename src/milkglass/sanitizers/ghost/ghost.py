@@ -20,7 +20,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, lemmas_of, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, digest, lemmas_of, load_or_make, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, draw_shadows, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
 from milkglass.sanitizers.table import opened, table_of
@@ -94,7 +94,7 @@ class Ghost:
             return search(table, lemmas, searching)
 
         searched = digest(table, texts, searching)
-        result = cached(searched, len(table), make, kept)
+        result = load_or_make(searched, len(table), make, kept)
         network = Encoder.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)

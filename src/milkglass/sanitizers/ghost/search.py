@@ -162,58 +162,59 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     require_k(settings.k, len(tokens) - 1, lowest=1)
     same = lemmas[tokens] if settings.lemma and lemmas is not None else None
     widest = min(settings.k + MAX_REACH, len(tokens) - 1)
-    near = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
-    lists, reach = [near[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
+    nearest_lists = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
+    lists, reach = [nearest_lists[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
     empty = np.arange(len(tokens))
-    for k in range(settings.k, near.shape[1] + REACH_STEP, REACH_STEP):
-        width = min(k, near.shape[1])
-        kept = _filtered(near[:, :width], empty, same, settings)
+    for k in range(settings.k, nearest_lists.shape[1] + REACH_STEP, REACH_STEP):
+        width = min(k, nearest_lists.shape[1])
+        is_kept = _filtered(nearest_lists[:, :width], empty, same, settings)
         reach[empty] = width
-        for row in np.flatnonzero(kept.any(1)).tolist():
-            lists[empty[row]] = near[empty[row], :width][kept[row]]
-        empty = empty[~kept.any(1)]
+        for row in np.flatnonzero(is_kept.any(1)).tolist():
+            lists[empty[row]] = nearest_lists[empty[row], :width][is_kept[row]]
+        empty = empty[~is_kept.any(1)]
         if not len(empty):
             break
     fallen = np.zeros(len(tokens), np.bool_)
     fallen[empty] = True
     for at in empty.tolist():
-        lists[at] = near[at, : settings.k]
-    return _assembled(table, [tokens[one] for one in lists], reach, fallen)
+        lists[at] = nearest_lists[at, : settings.k]
+    return _assemble(table, [tokens[one] for one in lists], reach, fallen)
 
 
-def _filtered(near: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
-    """Returns (p, k) which neighbours of these tokens are shadows. `near` is (m, k)."""
+def _filtered(nearest_lists: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
+    """Returns (p, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
-        return np.concatenate([*pool.map(lambda part: _block(near, part, same, settings), blocks)])
+        return np.concatenate([*pool.map(lambda part: _filter_block(nearest_lists, part, same, settings), blocks)])
 
 
-def _block(near: Lists, part: Ids, same: Ids | None, settings: Search) -> Mask:
-    mine = near[part]
-    good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[part, None]
+def _filter_block(nearest_lists: Lists, rows: Ids, same: Ids | None, settings: Search) -> Mask:
+    """Returns (p, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
+    mine = nearest_lists[rows]
+    good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[rows, None]
     if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
         row, column = np.nonzero(good)
-        good[row, column] = (near[mine[row, column]] != part[row, None]).all(1)
+        good[row, column] = (nearest_lists[mine[row, column]] != rows[row, None]).all(1)
     if settings.indirect:
-        member = np.zeros((len(part), len(near)), np.uint8)
+        member = np.zeros((len(rows), len(nearest_lists)), np.uint8)
         np.put_along_axis(member, mine, 1, 1)
         row, column = np.nonzero(good)
-        cells = near[mine[row, column]]  # (p, k)
-        cells += (row.astype(np.int32) * np.int32(len(near)))[:, None]
+        cells = nearest_lists[mine[row, column]]  # (p, k)
+        cells += (row.astype(np.int32) * np.int32(len(nearest_lists)))[:, None]
         good[row, column] = member.ravel().take(cells).sum(1, dtype=np.int32) / mine.shape[1] <= settings.overlap
     return good
 
 
-def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
+def _assemble(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
     """Returns the shadows by token id. Special tokens are their own shadows."""
     n = len(table)
-    every = [np.array([token]) for token in range(n)]
+    shadows_of_tokens = [np.array([token]) for token in range(n)]
     for token, one in zip(table.candidates.tolist(), lists, strict=True):
-        every[token] = one
-    starts = np.concatenate([[0], np.cumsum([len(one) for one in every])]).astype(np.int64)
+        shadows_of_tokens[token] = one
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in shadows_of_tokens])]).astype(np.int64)
     wide, fell = np.zeros(n, np.int32), np.zeros(n, np.bool_)
     wide[table.candidates], fell[table.candidates] = reach, fallen
-    return Shadows(np.concatenate(every).astype(np.int32), starts, wide, fell)
+    return Shadows(np.concatenate(shadows_of_tokens).astype(np.int32), starts, wide, fell)
 
 
 # --- kept on disk -----------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], f
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
-    about = [
+    settings_digested = [
         FORMAT,
         [REACH_STEP, MAX_REACH],
         version(),
@@ -230,16 +231,16 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
         list(texts),
         table.vectors.shape,
     ]
-    return digest_of(about, table.vectors, table.candidates.astype(np.int64))
+    return digest_of(settings_digested, table.vectors, table.candidates.astype(np.int64))
 
 
-def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     kept = ArrayCache("ghost", NAMES, folder)
-    return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
+    return Shadows(**kept(name, lambda: vars(make()), lambda found: _is_complete(Shadows(**found), size)))
 
 
-def _whole(shadows: Shadows, size: int) -> bool:
+def _is_complete(shadows: Shadows, size: int) -> bool:
     """Returns whether every token has shadows, all of them tokens."""
     if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
         return False

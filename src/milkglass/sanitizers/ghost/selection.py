@@ -33,15 +33,15 @@ from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from milkglass.sequences import Ids
 
-BF16_ALLOWED = 0.5  # times sqrt(loss noise)
-BF16_SEEN = 4  # times the noise: a sentence that is nearer is not looked at in bf16
+BF16_NOISE_FACTOR = 0.5  # times sqrt(loss noise)
+BF16_SEEN_FACTOR = 4  # times the noise: a sentence that is nearer is not looked at in bf16
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP_SENTENCES = 32  # sentences of one length at a time
 
 
 def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
-    return np.asarray(2 * noise + BF16_ALLOWED * np.sqrt(losses * noise))
+    return np.asarray(2 * noise + BF16_NOISE_FACTOR * np.sqrt(losses * noise))
 
 
 def worth(
@@ -100,23 +100,23 @@ class Sentence:
 
     def candidates(self, at: int, shadows: Ids) -> list[Candidate]:
         """Returns each sequence of the beam with each shadow at a place, without repetitions, with known losses."""
-        known = {one.ids.tobytes(): one.loss for one in self.beam}
+        loss_of_beam = {one.ids.tobytes(): one.loss for one in self.beam}
         result: dict[bytes, Candidate] = {}
         for parent, one in enumerate(self.beam):
             for shadow in shadows:
-                tried = one.ids.copy()
-                tried[at] = shadow
-                name = tried.tobytes()
-                result.setdefault(name, Candidate(tried, parent, known.get(name, math.nan)))
+                changed = one.ids.copy()
+                changed[at] = shadow
+                name = changed.tobytes()
+                result.setdefault(name, Candidate(changed, parent, loss_of_beam.get(name, math.nan)))
         return [*result.values()]
 
     def take(self, at: int, pool: list[Candidate]) -> None:
         """Makes the best of the pool the beam. Ties go to the earlier one."""
-        before = [one.ids.tobytes() for one in self.beam]
+        ids_before = [one.ids.tobytes() for one in self.beam]
         best = sorted(pool, key=lambda one: one.loss)[: self.width]
         self.beam = [one for one in best if one.loss < math.inf]
         self._steps += 1
-        if [one.ids.tobytes() for one in self.beam] != before:
+        if [one.ids.tobytes() for one in self.beam] != ids_before:
             self._changed = self._steps
         self._visited[at] = self._steps
 
@@ -195,10 +195,10 @@ def select(
     for length in np.unique(lengths):
         numbers = np.flatnonzero(lengths == length)
         for at in range(0, len(numbers), GROUP_SENTENCES):
-            part = numbers[at : at + GROUP_SENTENCES].tolist()
-            sentences = [Sentence(originals[i], starts[i], settings.beams) for i in part]
+            group_numbers = numbers[at : at + GROUP_SENTENCES].tolist()
+            sentences = [Sentence(originals[i], starts[i], settings.beams) for i in group_numbers]
             _Group(network, shadows, sentences).run(settings)
-            for number, one in zip(part, sentences, strict=True):
+            for number, one in zip(group_numbers, sentences, strict=True):
                 best = one.beam[0]
                 result[number] = Choice(best.ids, best.loss, tuple(one.history), one.settled)
     return [one for one in result if one is not None]
@@ -212,11 +212,11 @@ class _Group:
         originals = np.stack([one.original for one in sentences])
         self.traces = network.traces(torch.from_numpy(originals))
         self.length = self.traces.shape[2]
-        everyone, free = np.arange(len(sentences)), np.full(len(sentences), math.inf)
+        everyone, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
         self.noise: NDArray[np.float64] | None = None
         if network.quick:
             with torch.autocast("cpu", torch.bfloat16):
-                self.noise = self._measured(originals, everyone, None, everyone, free)
+                self.noise = self._measure_rows(originals, everyone, None, everyone, no_limits)
 
     def run(self, settings: Selection) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
@@ -258,11 +258,11 @@ class _Group:
         limits = np.array([self.sentences[n].bound for n, _ in rows])
         stem = None if stems is None else (stems.at(at), [stems.places[n, one.parent] for n, one in rows])
         ids = np.stack([one.ids for _, one in rows])[:, at if stem else 0 :]
-        measured = partial(self._measured, ids, owner, stem)
-        part, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
+        measured = partial(self._measure_rows, ids, owner, stem)
+        looked_at, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
         if self.noise is not None and len(rows) > len({*owner.tolist()}):
-            part = self._look(owner, limits, self.noise[owner], measured)
-        losses[part] = measured(part, limits[part])
+            looked_at = self._look(owner, limits, self.noise[owner], measured)
+        losses[looked_at] = measured(looked_at, limits[looked_at])
         for (_, one), loss in zip(rows, losses.tolist(), strict=True):
             one.loss = loss
 
@@ -271,21 +271,21 @@ class _Group:
         measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
-        rough, near = np.full(len(owner), math.inf), limits <= BF16_SEEN * noise
-        seen = np.flatnonzero(~near)
+        rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN_FACTOR * noise
+        seen = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
             rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
         widths = np.array([self.sentences[n].width for n in owner.tolist()])
-        return np.flatnonzero(near | worth(rough, owner, widths, noise))
+        return np.flatnonzero(is_near | worth(rough, owner, widths, noise))
 
-    def _measured(
-        self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
+    def _measure_rows(
+        self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, numbers: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Returns (s,) the losses of some of these rows, `Encoder.tokens` at a time; inf above their limits (s,)."""
         step = max(1, self.network.tokens // ids.shape[1])
         result = [np.empty(0)]
-        for first in range(0, len(part), step):
-            rows = torch.from_numpy(part[first : first + step])
+        for first in range(0, len(numbers), step):
+            rows = torch.from_numpy(numbers[first : first + step])
             prefix = None if stem is None else stem[0].chosen(torch.tensor(stem[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
             whose = torch.from_numpy(owner)[rows]
@@ -317,9 +317,9 @@ class _Stems:
 
     def reorder(self, visited: list[int]) -> None:
         """Takes each beginning from its parent's after beams have changed."""
-        before = dict(self.places)
+        places_before = dict(self.places)
         self._number()
         moved = {*visited}
-        rows = [before[n, self.group.sentences[n].beam[i].parent if n in moved else i] for n, i in self.places]
-        if rows != [*range(len(before))]:
+        rows = [places_before[n, self.group.sentences[n].beam[i].parent if n in moved else i] for n, i in self.places]
+        if rows != [*range(len(places_before))]:
             self.prefix = self.prefix.chosen(torch.tensor(rows))

@@ -32,7 +32,7 @@ from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
 FORWARD_TOKENS = 2048  # more don't make a processor faster
 GPU_FORWARD_TOKENS = 32768
-SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
+LOSS_SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
 
 
 class _NobodyLeft(Exception):
@@ -111,7 +111,7 @@ class Encoder:
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
         result: list[torch.Tensor] = []
-        with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: result.append(hidden)):
+        with torch.inference_mode(), self._watch(lambda layer, hidden, args, kwargs: result.append(hidden)):
             last = self.model(input_ids=ids.to(self.model.device), use_cache=False).last_hidden_state
         return torch.stack([*result, last], 1)
 
@@ -126,9 +126,9 @@ class Encoder:
         """
         at = self.model.device
         ids, owner, bounds = ids.to(at), owner.to(at), bounds.to(at)
-        tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
+        tally = _ForwardSums(traces, owner, bounds * (1 + LOSS_SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
-        with torch.inference_mode(), self._watched(tally.enter):
+        with torch.inference_mode(), self._watch(tally.enter):
             try:
                 last = self.model(input_ids=ids, use_cache=bool(cache), **cache).last_hidden_state
                 tally.count(len(self.layers), last)
@@ -141,14 +141,14 @@ class Encoder:
         ids, owner = ids.to(self.model.device), owner.to(self.model.device)
         free = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
         tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
-        with torch.inference_mode(), self._watched(tally.enter):
+        with torch.inference_mode(), self._watch(tally.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         tally.count(len(self.layers), last)
         keys, values = (tuple(getattr(one, name) for one in cache.layers) for name in ("keys", "values"))
         return Prefix(keys, values, tally.sums, prefix.length + ids.shape[1])
 
     @contextmanager
-    def _watched(self, enter: Any) -> Iterator[None]:
+    def _watch(self, enter: Any) -> Iterator[None]:
         """Calls enter(layer, hidden, args, kwargs) before each layer; it may return other arguments."""
 
         def asked(layer: int) -> Any:
@@ -191,10 +191,10 @@ class _ForwardSums:
             self.rows, hidden = self.rows[good], hidden[good]
         if len(self.rows) == self.all:
             return None
-        rest = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
+        other_arguments = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
         if args:
-            return (hidden, *(self._narrow(layer, one) for one in args[1:])), rest
-        return args, {"hidden_states": hidden, **rest}
+            return (hidden, *(self._narrow(layer, one) for one in args[1:])), other_arguments
+        return args, {"hidden_states": hidden, **other_arguments}
 
     def _narrow(self, layer: int, argument: Any) -> Any:
         """Returns the part for the remaining rows of what was made for all, such as masks and a layer's cache."""

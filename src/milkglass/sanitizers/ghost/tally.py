@@ -112,10 +112,10 @@ def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
 def weak_spots(report: Mapping[str, Any]) -> str:
     """Returns a sentence about the tokens that GHOST hides least. `report` is a `document`."""
     tokens = report["tokens"]
-    own = tokens["all"] - tokens["special"]
+    ordinary = tokens["all"] - tokens["special"]
     return (
-        f"{tokens['fell_back']:,} of {own:,} tokens fell back to near ones, which hide least in meaning; "
-        f"{tokens['one_shadow']:,} ({100 * _mean(tokens['one_shadow'], own):.1f} %) have one shadow only"
+        f"{tokens['fell_back']:,} of {ordinary:,} tokens fell back to near ones, which hide least in meaning; "
+        f"{tokens['one_shadow']:,} ({100 * _mean(tokens['one_shadow'], ordinary):.1f} %) have one shadow only"
     )
 
 

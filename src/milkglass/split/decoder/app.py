@@ -36,18 +36,18 @@ from milkglass.split.decoder.server import SessionTable, SplitSession
 from milkglass.split.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
-IDLE = 60.0  # seconds that a client may take to send its next message, or to read one
-MAX_OPEN = 4096  # bytes of the first message
-SPARE = 64 << 10  # bytes by which a message may be too long and still get a reason
+IDLE_SECONDS = 60.0  # seconds that a client may take to send its next message, or to read one
+MAX_OPEN_BYTES = 4096  # bytes of the first message
+SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still get a reason
 POLICY, INTERNAL = 1008, 1011  # WebSocket's close codes
 
 
 def largest_message(info: DecoderInfo) -> int:
     """Returns the bytes of the longest message that a client may send."""
-    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
+    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
-def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:
+def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_SECONDS) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         table.engine.start()
@@ -101,7 +101,7 @@ class StreamConnection:
         """Serves until the answer is complete, the client leaves, or a message is refused."""
         session: SplitSession | None = None
         try:
-            session = self._table.open(await self._opened())
+            session = self._table.open(await self._receive_open())
             while not session.over:
                 message = (await self._receive()).get("bytes")
                 if message is None:
@@ -119,10 +119,11 @@ class StreamConnection:
             if session is not None:
                 self._table.close(session)
 
-    async def _opened(self) -> OpenRequest:
+    async def _receive_open(self) -> OpenRequest:
+        """Returns the client's first message. Raises BadUpload."""
         message = await self._receive()
         text = message.get("text")
-        if text is None or len(text) > MAX_OPEN:
+        if text is None or len(text) > MAX_OPEN_BYTES:
             raise BadUpload("the first message is not a short JSON object", "see /v1/split/stream in docs/formats.md")
         try:
             return OpenRequest.model_validate_json(text)

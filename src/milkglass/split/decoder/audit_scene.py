@@ -90,10 +90,10 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     table = base.read(family_of(base.config).locate(base).table)
     if digest_of(table) != enclave.about["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, alike = divided(texts_of(files.text, files.rows), files)
+    private, same_kind = divided(texts_of(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    crossed = _crossed(enclave, settings, codec, table, private)
-    texts = {ALIKE: alike} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
+    crossed = _send_all(enclave, settings, codec, table, private)
+    texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
     package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
@@ -118,9 +118,10 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     return SplitScene(scene, crossed.left_out)
 
 
-def _crossed(
+def _send_all(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
+    """Sends all texts through the enclave. Returns what crosses, and the ids behind it."""
     rows = {hashlib.sha256(one.tobytes()).digest(): number for number, one in enumerate(_bytes(table))}
     vectors, sent, original, left_out = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
@@ -129,10 +130,10 @@ def _crossed(
         except TooLong:
             left_out += 1
             continue
-        part = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
-        part = part.reshape(-1, table.shape[1])
-        vectors.append(part)
-        sent.append(np.array([rows[hashlib.sha256(one.tobytes()).digest()] for one in _bytes(part)], np.int64))
+        sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
+        sent_rows = sent_rows.reshape(-1, table.shape[1])
+        vectors.append(sent_rows)
+        sent.append(np.array([rows[hashlib.sha256(one.tobytes()).digest()] for one in _bytes(sent_rows)], np.int64))
         original.append(codec.encode([text]).ids[0])
         if len(sent[-1]) != len(original[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")

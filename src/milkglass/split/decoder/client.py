@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
-SILENCE = 120.0  # seconds that the next token may take
-MAX_MESSAGE = 64 << 10  # bytes of a server's message
-MAX_PACKAGE = 8 << 30
+SILENCE_SECONDS = 120.0  # seconds that the next token may take
+MAX_MESSAGE_BYTES = 64 << 10  # bytes of a server's message
+MAX_PACKAGE_BYTES = 8 << 30
 RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
 
 
@@ -83,15 +83,17 @@ class DecoderServer:
             body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
             if collateral := enclave.collateral:
                 body["collateral"] = base64.b64encode(collateral).decode()
-            parts, size = [], 0
+            chunks, size = [], 0
             with connection.stream("POST", RELEASE, body) as stream:
                 for chunk in stream.answer.iter_raw():
                     stream.watch.extend(stream.silence)
-                    parts.append(chunk)
+                    chunks.append(chunk)
                     size += len(chunk)
-                    if size > MAX_PACKAGE:
-                        raise RemoteError(f"the package has more than {MAX_PACKAGE} bytes", "don't trust this server")
-            return b"".join(parts)
+                    if size > MAX_PACKAGE_BYTES:
+                        raise RemoteError(
+                            f"the package has more than {MAX_PACKAGE_BYTES} bytes", "don't trust this server"
+                        )
+            return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
         return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry))
@@ -116,7 +118,7 @@ class DecoderServer:
                 compression=None,
                 user_agent_header=None,
                 open_timeout=CONNECT_TIMEOUT,
-                max_size=MAX_MESSAGE,
+                max_size=MAX_MESSAGE_BYTES,
                 ping_interval=None,
                 **options,
             ).__enter__()  # `SplitStream.answer` closes it
@@ -145,7 +147,7 @@ class SplitStream:
 
     def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
         """Yields the tokens of the answer, as `ids` does. Raises RemoteError, and Unreachable for a lost connection."""
-        with closing(self._opened()) as socket:
+        with closing(self._connect()) as socket:
             token = self._exchange(socket, prompt)
             for count in itertools.count(1):
                 if token.reason is None and count >= self._sampling.max_tokens:
@@ -158,7 +160,8 @@ class SplitStream:
                     return
                 token = self._exchange(socket, row_of(token.id))
 
-    def _opened(self) -> ClientConnection:
+    def _connect(self) -> ClientConnection:
+        """Returns a connection on which the sampling settings are sent."""
         with self._lost_in_words():
             socket = self._server.connect()
             fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
@@ -171,7 +174,7 @@ class SplitStream:
         with self._lost_in_words(socket):
             socket.send(message)
             self.sent += len(message)
-            answer = socket.recv(timeout=SILENCE)
+            answer = socket.recv(timeout=SILENCE_SECONDS)
         if isinstance(answer, str):
             raise _refusal(answer)
         self.received += len(answer)

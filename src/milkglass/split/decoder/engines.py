@@ -34,7 +34,7 @@ MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
 FLAG = "--enable-prompt-embeds"
 HINT = f"is vLLM's server there, started with {FLAG}?"
 ENDS = ("stop", "length")
-EMPTY_EVENTS = 1000  # events of an answer without an id, in all
+MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PromptEmbedsEngine:
     streaming: bool = True
     stop_token_ids: tuple[int, ...] = ()
 
-    def info(self, about: Mapping[str, Any]) -> DecoderInfo:
+    def info(self, description: Mapping[str, Any]) -> DecoderInfo:
         """Asks the engine what it takes, for the table in an open enclave (`Enclave.about`). Raises RemoteError."""
         with self.connection() as connection:
             served = rows(connection.json("GET", MODELS))
@@ -69,8 +69,8 @@ class PromptEmbedsEngine:
         if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
-            self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1,
-            str(about["table"]), str(about["dtype"]),
+            self.model, int(description["width"]), int(description["rows"]), longest, longest - 1, 1,
+            str(description["table"]), str(description["dtype"]),
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
@@ -106,9 +106,12 @@ class PromptEmbedsStream:
         """
         body = self._body(prompt)
         with self._engine.connection() as connection:
-            yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
+            yield from (
+                self._events(connection, body) if self._engine.streaming else self._answer_at_once(connection, body)
+            )
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
+        """Returns the request's body. Raises TooLong."""
         sampling, info = self._sampling, self._info
         if len(prompt) + sampling.max_tokens > info.max_length:
             raise TooLong(
@@ -127,11 +130,13 @@ class PromptEmbedsStream:
             **seed, **stop,
         }  # fmt: skip
 
-    def _whole(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
-        yield from self._checked(connection.json("POST", COMPLETIONS, body))
+    def _answer_at_once(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        """Yields the ids of an answer that is not streamed. Raises RemoteError."""
+        yield from self._ids_of(connection.json("POST", COMPLETIONS, body))
         self._require_end()
 
     def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        """Yields the ids of a streamed answer. Raises RemoteError."""
         empty = 0
         with connection.stream("POST", COMPLETIONS, body) as stream:
             for _, _, data in server_events(stream):
@@ -139,14 +144,14 @@ class PromptEmbedsStream:
                 if data.strip() == "[DONE]":
                     self._require_end()
                     return
-                fresh = self._checked(document(data, "an event of the answer"))
+                fresh = self._ids_of(document(data, "an event of the answer"))
                 yield from fresh
                 empty += not fresh
-                if empty > EMPTY_EVENTS:
-                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without an id", "try again")
+                if empty > MAX_EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
-    def _checked(self, answer: Mapping[str, Any]) -> list[int]:
+    def _ids_of(self, answer: Mapping[str, Any]) -> list[int]:
         """Returns the ids of an answer or an event. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):

@@ -18,7 +18,7 @@ from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 REASONS = (None, "stop", "length")
-OVERHEAD = 200  # bytes of a message besides its numbers, at most
+OVERHEAD_BYTES = 200  # bytes of a message besides its numbers, at most
 PROTOCOL = "client and server must be of one version (docs/formats.md)"
 
 
@@ -39,16 +39,17 @@ def encode_vectors(vectors: torch.Tensor) -> bytes:
     return save({"x": vectors.contiguous()})
 
 
-def decode_vectors(message: bytes, width: int, dtype: str, most: int) -> torch.Tensor:
+def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> torch.Tensor:
     """Reads a client's vectors (t, width), 1 <= t <= most. Raises BadUpload if they are not valid."""
-    vectors = _tensor(message, "x", BadUpload, most * width * DTYPES[dtype].itemsize)
+    vectors = _tensor(message, "x", BadUpload, max_rows * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
             f"the message does not hold one table of {dtype}", "send vectors of the type that was agreed on"
         )
-    if vectors.shape[1] != width or not 1 <= len(vectors) <= most:
+    if vectors.shape[1] != width or not 1 <= len(vectors) <= max_rows:
         raise BadUpload(
-            f"the message holds {len(vectors)} vectors of width {vectors.shape[1]}", f"1 to {most} of width {width} fit"
+            f"the message holds {len(vectors)} vectors of width {vectors.shape[1]}",
+            f"1 to {max_rows} of width {width} fit",
         )
     if not torch.isfinite(vectors).all():
         raise BadUpload("the message holds a number that is not finite", "send rows of the model's own table")
@@ -72,8 +73,10 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:
     """Returns the only tensor, of at most `size` bytes. No length that the message states allocates memory."""
-    if len(message) > size + OVERHEAD:
-        raise error(f"a message of {len(message)} bytes, at most {size + OVERHEAD} are allowed", "send fewer vectors")
+    if len(message) > size + OVERHEAD_BYTES:
+        raise error(
+            f"a message of {len(message)} bytes, at most {size + OVERHEAD_BYTES} are allowed", "send fewer vectors"
+        )
     try:
         tensors = load(message)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as fault:

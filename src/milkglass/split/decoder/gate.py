@@ -31,7 +31,7 @@ from milkglass.server.http.routing import RequestBody
 log = logging.getLogger(__name__)
 
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
-MAX_NONCES, LIFE = 256, 120.0  # the most open challenges, and how many seconds each stays open
+MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how many seconds each stays open
 MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10
 UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
 
@@ -65,7 +65,7 @@ class Gate:
             self._nonces = {one: until for one, until in self._nonces.items() if until > now}
             if len(self._nonces) >= MAX_NONCES:
                 raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
-            self._nonces[nonce] = now + LIFE
+            self._nonces[nonce] = now + CHALLENGE_SECONDS
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ class Gate:
         if until < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        self.require(_decoded(request.quote), release.report_data(public, nonce), _decoded(request.collateral))
+        self.require(_decode(request.quote), release.report_data(public, nonce), _decode(request.collateral))
         return release.encrypted(self._encoded, public, nonce)
 
     @cached_property
@@ -97,12 +97,12 @@ class Gate:
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
 
 
-def measurements_of(words: Collection[str]) -> frozenset[str]:
+def measurements_of(texts: Collection[str]) -> frozenset[str]:
     """Returns measurements as quotes have them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
-    for one in words:
+    for one in texts:
         if not re.fullmatch("[0-9a-fA-F]{64}", one):
             raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
-    return frozenset(one.lower() for one in words)
+    return frozenset(one.lower() for one in texts)
 
 
 def _software(evidence: bytes) -> dict[str, object] | None:
@@ -114,7 +114,8 @@ def _software(evidence: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) and "milkglass_software_quote" in value else None
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
+    """Decodes base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -27,8 +27,8 @@ from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
 from milkglass.split.spec import DecoderInfo, OpenRequest
 
-GRACE = 0.005  # seconds that rows with a vector wait for the others
-SESSIONS = 64
+GRACE_SECONDS = 0.005  # seconds that rows with a vector wait for the others
+MAX_SESSIONS = 64
 MAX_LENGTH = 8192
 MAX_NEW = 4096
 
@@ -51,7 +51,7 @@ class SplitGenerator(Engine[SplitSequence]):
     `submit` hands in a prompt, `deliver` each later vector. The rows of all sessions run in one batch, as in
     `server/inference/generator.py`, but a row can go on only when its client's vector has arrived. Rows whose vectors
     arrive in time go on together. The others are parked, each in its own group, and join again when their vector
-    arrives. A slow client delays others by at most `GRACE`.
+    arrives. A slow client delays others by at most `GRACE_SECONDS`.
     """
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
@@ -100,14 +100,14 @@ class SplitGenerator(Engine[SplitSequence]):
         return [self._rows, *self._parked]
 
     def _gather(self) -> None:
-        """Waits up to GRACE for missing vectors, then parks rows without one and takes back parked rows with one."""
-        until = time.monotonic() + GRACE
+        """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
+        until = time.monotonic() + GRACE_SECONDS
         with self._changed:
             while not all(one.due for one in running(self._rows)):
-                left = until - time.monotonic()
-                if left <= 0 or self._closed:
+                seconds_left = until - time.monotonic()
+                if seconds_left <= 0 or self._closed:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
         late = [place for place, one in enumerate(running(self._rows)) if not one.due]
         if late:
             self._parked += [self._rows.split([place]) for place in reversed(late)]
@@ -117,6 +117,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._rows.join(group)
 
     def _advance(self) -> None:
+        """Runs one step of all rows whose vectors have arrived."""
         self._rows.drop_cancelled()
         rows, vectors = self._rows.rows, []
         if rows is None:
@@ -158,6 +159,7 @@ class SplitSession:
         return token
 
     def _begin(self, prompt: torch.Tensor) -> None:
+        """Submits the prompt to the engine. Raises TooLong."""
         if len(prompt) + self.request.max_tokens > self._info.max_length:
             raise TooLong(
                 f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",
@@ -230,11 +232,11 @@ def decoder_of(checkpoint: Checkpoint) -> Architecture:
     return architecture
 
 
-def opened(
+def open_layers(
     checkpoint: Checkpoint,
     name: str,
     policy: RowPolicy,
-    sessions: int = SESSIONS,
+    sessions: int = MAX_SESSIONS,
     network: Any = None,
 ) -> DecoderServing:
     """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""

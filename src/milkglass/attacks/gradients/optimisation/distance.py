@@ -46,11 +46,11 @@ def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
-    known = {id(one): name for name, one in model.named_parameters() if name in names}
+    names_of_parameters = {id(one): name for name, one in model.named_parameters() if name in names}
     result = []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
-            weight, bias = (known.get(id(one)) for one in (module.weight, module.bias))
+            weight, bias = (names_of_parameters.get(id(one)) for one in (module.weight, module.bias))
             if weight or bias:
                 result.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
     return tuple(result)
@@ -65,7 +65,7 @@ class LayerRun(NamedTuple):
 
 
 @contextmanager
-def tapped(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
+def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
     """Yields a list to which every run of these layers is added while the context is open."""
     runs: list[LayerRun] = []
 
@@ -147,10 +147,10 @@ class Distance:
         total = torch.stack(parts).sum(0)
         return total / len(parts) if self.kind == "cosine" else total
 
-    def _of(self, one: InnerProducts, square: float) -> torch.Tensor:
+    def _of(self, products: InnerProducts, square: float) -> torch.Tensor:
         if self.kind == "cosine":
-            return 1.0 - one.inner / (one.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
-        gap = one.square - 2 * one.inner + square
+            return 1.0 - products.inner / (products.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
+        gap = products.square - 2 * products.inner + square
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 

@@ -71,21 +71,21 @@ class GRAB(Optimising):
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
         x = scaled(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
-        met: Counter[int] = Counter()
+        tokens_met: Counter[int] = Counter()
         ids = problem.nearest(x)
         for number in range(self.rounds):
             turn = budget.part(1 / (self.rounds - number))
-            x, met = self.descended(problem, x, met, turn.part(0.6))
-            pool = [one for one, _ in met.most_common(self.pool)]
+            x, tokens_met = self.descended(problem, x, tokens_met, turn.part(0.6))
+            pool = [one for one, _ in tokens_met.most_common(self.pool)]
             ids = self.searched(problem, problem.nearest(x), pool, turn)
             x = problem.embeddings[torch.from_numpy(ids)]
         return problem.texts(ids)
 
     def descended(
-        self, problem: Problem, start: torch.Tensor, met: Counter[int], budget: Budget
+        self, problem: Problem, start: torch.Tensor, tokens_met: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
-        """Returns the best embeddings, and how often each token was nearest at a free place, added to `met`."""
-        counts = met.copy()
+        """Returns the best embeddings, and how often each token was nearest at a free place, added to `tokens_met`."""
+        counts = tokens_met.copy()
 
         def between(descent: Descent) -> None:
             if descent.done % self.watch == 0:
@@ -97,14 +97,14 @@ class GRAB(Optimising):
 
     def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
-        judged = {ids.tobytes(): float(problem.judged_ids(ids[None])[0])}
+        judged = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
-            before = beam[0].tobytes()
+            previous_best = beam[0].tobytes()
             for row in range(len(ids)):
                 for place in problem.places(row).tolist():
                     beam = self.widened(problem, beam, (row, place), pool, judged, budget)
-            if beam[0].tobytes() == before or budget.left() <= 0:
+            if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
         return beam[0]
 
@@ -118,17 +118,17 @@ class GRAB(Optimising):
         budget: Budget,
     ) -> list[Ids]:
         """Returns the beam after trying other tokens at one place, best first."""
-        every = {one.tobytes(): one for one in beam}
+        candidates = {one.tobytes(): one for one in beam}
         for text in beam:
             for other in neighbours(text, at, problem.places(at[0]), pool):
-                every[other.tobytes()] = other
-        for part in batched([key for key in every if key not in judged], problem.together):
+                candidates[other.tobytes()] = other
+        for keys in batched([key for key in candidates if key not in judged], problem.together):
             if budget.left() <= 0:
                 break
-            budget.spend(problem.work(len(part)))
-            values = problem.judged_ids(np.stack([every[key] for key in part]))
-            judged.update(zip(part, values.tolist(), strict=True))
-        known = [one for key, one in every.items() if key in judged]
+            budget.spend(problem.work(len(keys)))
+            values = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
+            judged.update(zip(keys, values.tolist(), strict=True))
+        known = [one for key, one in candidates.items() if key in judged]
         return sorted(known, key=lambda one: judged[one.tobytes()])[: self.beam]
 
 
@@ -143,12 +143,12 @@ def neighbours(text: Ids, at: tuple[int, int], places: Ids, pool: list[int]) -> 
         other = text.copy()
         other[at] = token
         yield other
-    here = int(np.flatnonzero(places == place)[0])
-    for there in range(len(places)):
+    index = int(np.flatnonzero(places == place)[0])
+    for other_index in range(len(places)):
         exchanged, moved = text.copy(), text.copy()
-        exchanged[row, [place, places[there]]] = text[row, [places[there], place]]
+        exchanged[row, [place, places[other_index]]] = text[row, [places[other_index], place]]
         words = text[row, places]
-        moved[row, places] = np.insert(np.delete(words, there), here, words[there])
+        moved[row, places] = np.insert(np.delete(words, other_index), index, words[other_index])
         yield exchanged
         yield moved
 

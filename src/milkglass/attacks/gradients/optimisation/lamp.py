@@ -141,12 +141,12 @@ class LAMP(Optimising):
 
         def between(descent: Descent) -> None:
             if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1 % self.every:
-                self.reordered(descent, prior, budget, rng)
+                self.reorder_texts(descent, prior, budget, rng)
 
         result = Descent(problem, start, pace).run(budget, between)
         return problem.texts(problem.nearest(result))
 
-    def reordered(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
+    def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
         """Puts each text into the best of the proposed orders or its own."""
         problem = descent.problem
         for row, length in enumerate(problem.lengths):

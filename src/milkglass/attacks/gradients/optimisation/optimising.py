@@ -83,12 +83,12 @@ class Descent:
 
     def reorder(self, row: int, order: Ids) -> None:
         """Puts one text's places, and Adam's moments of them, into another order (t,)."""
-        known = torch.from_numpy(order)
+        order_ids = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
             for one in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
                 if one is not None:
-                    one[row] = one[row, known].clone()
+                    one[row] = one[row, order_ids].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
         """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
@@ -103,7 +103,7 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
     """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
     for part in batched(guesses, problem.together):
         budget.spend(problem.work(len(part)))
-        yield from zip(part, problem.judged(torch.stack(part)).tolist(), strict=True)
+        yield from zip(part, problem.distances(torch.stack(part)).tolist(), strict=True)
         if budget.left() <= 0:
             return
 

@@ -5,9 +5,9 @@ tokens' (`SharedStep.dummy`). And some are negligible beside the others: attenti
 whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
 
 The class of a text is known. With the next-token loss, the labels are the text itself. Each place's soft label is then
-computed from its embedding, softmax(SHARP x cosine to every token's), so that one unknown serves as both. (DLG learns
-the soft label as a second unknown, for one class a text. With a vocabulary of classes at each place, that would be far
-more unknowns than embeddings.) A guess of whole tokens is compared with these tokens as its labels.
+computed from its embedding, softmax(SOFT_LABEL_SHARPNESS x cosine to every token's), so that one unknown serves as
+both. (DLG learns the soft label as a second unknown, for one class a text. With a vocabulary of classes at each place,
+that would be far more unknowns than embeddings.) A guess of whole tokens is compared with these tokens as its labels.
 
 As in LAMP, the special tokens around every text ([CLS] and [SEP]) are known beforehand: from the public tokenizer, or
 from public text. Otherwise every place of a text is free.
@@ -28,14 +28,14 @@ from torch.overrides import TorchFunctionMode
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, tapped
+from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, record_runs
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
 PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
-SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
+SOFT_LABEL_SHARPNESS = 20.0  # how much a soft label of the next token prefers the nearest one
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
 MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
@@ -72,6 +72,7 @@ class Masks(TorchFunctionMode):
         return self._masked(*args, **kwargs)
 
     def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        """Stands in for dropout: multiplies by a mask that is solved for, one for each use in a run."""
         if not training or p == 0:
             return x
         if self._next == len(self.values):
@@ -156,11 +157,12 @@ class Problem:
         self._rest = [name for name in self.names if name not in read]
         self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
-        self.labels = None if step.task == "next-token" or batch.labels is None else self._placed(batch.labels)
+        self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
         self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
 
-    def _placed(self, values: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, values: NDArray[Any]) -> torch.Tensor:
+        """Returns the array as a tensor where the model is."""
         return torch.from_numpy(values).to(self.step.device)
 
     # --- texts and embeddings -----------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class Problem:
     def noise(self, rng: np.random.Generator) -> torch.Tensor:
         """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
-        return self.pinned(self._placed(rng.standard_normal(shape, dtype=np.float32)))
+        return self.pinned(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
 
     def pinned(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings with special tokens in their places, and zeros after each text."""
@@ -215,7 +217,7 @@ class Problem:
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
             return self._written_out(x, targets)
-        with self._run(), tapped(self.layers) as runs:
+        with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
         outputs = [one.outputs for one in runs]
@@ -225,31 +227,32 @@ class Problem:
         every |= {name: product(gradient, self.seen[name]) for name, gradient in zip(self._rest, others, strict=True)}
         return self.distance.of(every, self.squares)[0]
 
-    def judged(self, guesses: torch.Tensor) -> Floats:
+    def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
 
         Only the gradients of linear layers count, nearly all of a model's numbers, and L1 does not.
         """
-        return self._judged(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
+        return self._distances_of_guesses(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
-    def judged_ids(self, guesses: Ids) -> Floats:
-        """Returns (h,) the distances of guesses of tokens (h, b, t). See `judged`."""
-        ids = self._placed(guesses)
+    def distances_of_ids(self, guesses: Ids) -> Floats:
+        """Returns (h,) the distances of guesses of tokens (h, b, t). See `distances`."""
+        ids = self._to_device(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
-        return self._judged(self.embeddings[ids] * self.mask[None, :, :, None], targets)
+        return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
     @property
     def together(self) -> int:
         """Returns how many guesses are best judged at once."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
-    def _judged(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
+    def _distances_of_guesses(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
+        """Returns (h,) the distances of guesses (h * b, t, d) with these targets as labels."""
         count = len(guesses)
         if not self.layers:
             rows = zip(guesses, targets.chunk(count), strict=True)
             with torch.enable_grad():
                 return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
-        with self._run(), tapped(self.layers) as runs, torch.enable_grad():
+        with self._run(), record_runs(self.layers) as runs, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
@@ -266,7 +269,7 @@ class Problem:
         if self.labels is not None:
             return self.labels.repeat(guesses)
         cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
-        return torch.softmax(SHARP * cosines, 2)
+        return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
     def _run(self) -> Any:
         return nullcontext() if self.masks is None else self.masks

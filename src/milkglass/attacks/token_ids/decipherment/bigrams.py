@@ -15,7 +15,7 @@ from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
 
-WINDOW = 250  # ids to either side among which an unseen token takes its estimate from
+WINDOW_IDS = 250  # ids to either side among which an unseen token takes its estimate from
 MIN_COUNT = 0.003  # what an unseen token counts at the very least
 
 
@@ -39,13 +39,13 @@ def unseen(counts: Floats) -> Floats:
     """Returns (n,) the expected count in a second text of the same length, for ids that the first lacks.
 
     Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
-    or by the time of a merge, or hold blocks (reserved ids, single letters). So this is counted among WINDOW ids to
+    or by the time of a merge, or hold blocks (reserved ids, single letters). So this is counted among WINDOW_IDS ids to
     either side and not over the whole vocabulary.
     """
     once = np.cumsum(np.concatenate([[0.0], counts == 1]))
     never = np.cumsum(np.concatenate([[0.0], counts == 0]))
     at = np.arange(len(counts))
-    low, high = np.maximum(at - WINDOW, 0), np.minimum(at + WINDOW + 1, len(counts))
+    low, high = np.maximum(at - WINDOW_IDS, 0), np.minimum(at + WINDOW_IDS + 1, len(counts))
     expected = (once[high] - once[low]) / (never[high] - never[low] + 1)
     return np.clip(expected, MIN_COUNT, 1.0)
 

@@ -96,10 +96,10 @@ class BigramJoin:
 
     def __init__(self, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> None:
         left, right = blocks.place[seen.left], blocks.place[seen.right]
-        known = (left >= 0) & (right >= 0)
-        key = blocks.group[left[known]] * len(blocks.first_column) + blocks.group[right[known]]
+        in_blocks = (left >= 0) & (right >= 0)
+        key = blocks.group[left[in_blocks]] * len(blocks.first_column) + blocks.group[right[in_blocks]]
         order = np.argsort(key, kind="stable")
-        self.count, self.ends = seen.count[known][order], (left[known][order], right[known][order])
+        self.count, self.ends = seen.count[in_blocks][order], (left[in_blocks][order], right[in_blocks][order])
         edge, columns, self.hit_count = _join(blocks, key[order], public)
         self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
         self.hit_slot, self.hit_cell = list[Ids](), list[Ids]()
@@ -118,8 +118,8 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     member = blocks.column_member[order]
     ends = (public.left, public.right)
     low = [np.searchsorted(member, end) for end in ends]
-    many = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in ends]
-    fan = many[0] * many[1]
+    hits = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in ends]
+    fan = hits[0] * hits[1]
     nothing = np.empty(0, np.int64)
     edges, lefts, rights, values = [nothing], [nothing], [nothing], [np.empty(0)]
     total = np.cumsum(fan)
@@ -127,14 +127,14 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     for chunk in np.split(np.arange(len(fan)), cuts):
         which = np.repeat(chunk, fan[chunk])
         inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
-        one = order[low[0][which] + inner // many[1][which]]
-        two = order[low[1][which] + inner % many[1][which]]
-        expected = blocks.column_group[one] * len(blocks.first_column) + blocks.column_group[two]
+        left_hit = order[low[0][which] + inner // hits[1][which]]
+        right_hit = order[low[1][which] + inner % hits[1][which]]
+        expected = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
         start, stop = np.searchsorted(key, expected), np.searchsorted(key, expected, side="right")
         times = stop - start
         edges.append(ranges(start, times))
-        lefts.append(np.repeat(one, times))
-        rights.append(np.repeat(two, times))
+        lefts.append(np.repeat(left_hit, times))
+        rights.append(np.repeat(right_hit, times))
         values.append(np.repeat(public.count[which], times))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(values)
 
@@ -177,7 +177,7 @@ class Profiles:
         for distance in self.distances:
             for side in (0, 1):
                 counts = _counted(public.bigrams[distance], side, blocks, classes, len(unit))
-                result[distance, side] = Ratios(self._mixed(unit, counts), classes)
+                result[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
         return result
 
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
@@ -186,14 +186,14 @@ class Profiles:
         mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
         order = np.argsort(-mass, kind="stable")
         classes = np.empty(groups, np.int64)
-        alone, rest = order[: self.alone], order[self.alone :]
+        alone, grouped = order[: self.alone], order[self.alone :]
         classes[alone] = np.arange(len(alone))
         means = np.zeros((groups, unit.shape[1]))
         np.add.at(means, blocks.column_group, unit[blocks.column_member])
-        classes[rest] = len(alone) + _k_means(means[rest], self.together)
+        classes[grouped] = len(alone) + _k_means(means[grouped], self.together)
         return classes
 
-    def _mixed(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
+    def _combined_shares(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
         """Returns (n, classes) counted and predicted shares combined, over each class's share of all."""
         total = counts.sum(1)
         common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])
@@ -229,10 +229,10 @@ def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids,
     of = np.full(size, -1, np.int64)
     of[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
     token, neighbour = (bigrams.left, bigrams.right) if side == 0 else (bigrams.right, bigrams.left)
-    known = of[neighbour] >= 0
+    in_classes = of[neighbour] >= 0
     width = int(classes.max()) + 1
-    keys = token[known] * width + of[neighbour[known]]
-    return summed(keys, bigrams.count[known], size * width).reshape(size, width)
+    keys = token[in_classes] * width + of[neighbour[in_classes]]
+    return summed(keys, bigrams.count[in_classes], size * width).reshape(size, width)
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:

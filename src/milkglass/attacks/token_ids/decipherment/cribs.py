@@ -19,7 +19,7 @@ import numpy as np
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-NEARLY_ALL = 0.98
+MIN_AGREEING_SHARE = 0.98
 MAX_BOILERPLATE = 2000  # places of boilerplate looked at
 MIN_SEQUENCES = 20  # below which agreement may be chance
 
@@ -36,7 +36,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
         places = ends[long] - 1 - at if backwards else (ends - lengths)[long] + at
         kinds, counts = np.unique(texts.ids[places], return_counts=True)
         best = int(counts.argmax())
-        if counts[best] < NEARLY_ALL * len(lengths):
+        if counts[best] < MIN_AGREEING_SHARE * len(lengths):
             break
         result.append(int(kinds[best]))
     return np.array(result, np.int64)
@@ -46,15 +46,15 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
     """Returns (p, 2) scrambled and public ids at the same constant places."""
     pairs: list[Ids] = []
     for backwards in (False, True):
-        here, there = constant(private, backwards), constant(public, backwards)
+        private_places, public_places = constant(private, backwards), constant(public, backwards)
         if template and not backwards:
-            there = np.array(template, np.int64)
-            here = here[: len(there)]
-            there = there[: len(here)]
-        if len(here) != len(there):
-            here, there = here[:1], there[:1]
-        both = min(len(here), len(there))
-        pairs.append(np.stack([here[:both], there[:both]], axis=1))
+            public_places = np.array(template, np.int64)
+            private_places = private_places[: len(public_places)]
+            public_places = public_places[: len(private_places)]
+        if len(private_places) != len(public_places):
+            private_places, public_places = private_places[:1], public_places[:1]
+        both = min(len(private_places), len(public_places))
+        pairs.append(np.stack([private_places[:both], public_places[:both]], axis=1))
     return np.concatenate(pairs).astype(np.int64)
 
 

@@ -138,7 +138,7 @@ class Decipherment(Solver):
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, patience, schedule, step)
-        return _shaped(candidates, blocks.log_softmax(scores))
+        return _with_likelihood(candidates, blocks.log_softmax(scores))
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (p, 2) what is known for certain: leaked pairs, then places that do not contradict them."""
@@ -168,15 +168,15 @@ class Decipherment(Solver):
         aliases: int,
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
-        known = [Group(pair[:1], pair[1:]) for pair in pins]
+        pinned = [Group(pair[:1], pair[1:]) for pair in pins]
         result = settle_all(counts, seen, public, pins, self.growth, step, aliases)
         if result is None:
-            return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
+            return Candidates(tuple(pinned), tuple(np.zeros((1, 1)) for _ in pinned))
         order = np.argsort(-result.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
         belief = np.log(np.maximum(np.take_along_axis(result.belief, order, axis=1), 1e-30)).astype(np.float64)
         groups = [Group(result.rows[[i]], result.columns[order[i]]) for i in range(len(result.rows))]
-        zeros = [np.zeros((1, 1)) for _ in known]
-        return Candidates((*known, *groups), (*zeros, *(row[None] for row in belief)))
+        zeros = [np.zeros((1, 1)) for _ in pinned]
+        return Candidates((*pinned, *groups), (*zeros, *(row[None] for row in belief)))
 
 
 def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
@@ -194,7 +194,8 @@ def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
     return max(SPREADS, key=likelihood)
 
 
-def _shaped(candidates: Candidates, cells: Floats) -> Candidates:
+def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
+    """Returns the candidates with these cells, in one row after the other, as their likelihood."""
     ends = np.cumsum([values.size for values in candidates.likelihood])
     parts = np.split(cells, ends[:-1])
     shapes = [values.shape for values in candidates.likelihood]

@@ -15,7 +15,7 @@ from milkglass.attacks.token_ids.decipherment.decipherment import UNLIKELIEST, c
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
+MAX_CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
 MAX_LOG_RATIO = 30.0
 START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
@@ -55,17 +55,17 @@ class EvidenceTable:
             if len(group.members) > 1
             for row in np.flatnonzero(open_[group.rows]).tolist()
         ]
-        widths = [min(CHOICES, len(candidates.groups[number].members)) for number, _ in where]
+        widths = [min(MAX_CHOICES, len(candidates.groups[number].members)) for number, _ in where]
         shape = (len(where), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
         self.line = np.full(size, -1)
-        for here, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
+        for line, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
             group = candidates.groups[number]
-            self.line[group.rows[row]] = here
-            column[here, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
-            member[here] = group.members[column[here, 0]]  # fills what is left over; its prior forbids it
-            member[here, :width] = group.members[column[here, :width]]
-            prior[here, :width] = share[member[here, :width]]
+            self.line[group.rows[row]] = line
+            column[line, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
+            member[line] = group.members[column[line, 0]]  # fills what is left over; its prior forbids it
+            member[line, :width] = group.members[column[line, :width]]
+            prior[line, :width] = share[member[line, :width]]
         self.column, self.member, self.prior = column, member, prior - np.logaddexp.reduce(prior, 1, keepdims=True)
         self.weight = np.where(self.line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
         self.group, self.row = np.array(where, np.int64).reshape(-1, 2).T
@@ -151,14 +151,14 @@ def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> 
     for number, group in enumerate(candidates.groups):
         whose[group.rows], row[group.rows] = number, np.arange(len(group.rows))
     result = []
-    for part in groups:
-        number = int(whose[part.rows[0]])
+    for part_group in groups:
+        number = int(whose[part_group.rows[0]])
         members = candidates.groups[number].members if number >= 0 else np.empty(0, np.int64)
-        if not np.isin(part.members, members).all():
-            result.append(np.zeros((len(part.rows), len(part.members))))
+        if not np.isin(part_group.members, members).all():
+            result.append(np.zeros((len(part_group.rows), len(part_group.members))))
             continue
         order = np.argsort(members, kind="stable")
-        columns = order[np.searchsorted(members, part.members, sorter=order)]
-        values = candidates.likelihood[number][np.ix_(row[part.rows], columns)]
+        columns = order[np.searchsorted(members, part_group.members, sorter=order)]
+        values = candidates.likelihood[number][np.ix_(row[part_group.rows], columns)]
         result.append(np.maximum(values, UNLIKELIEST).astype(np.float64))
     return result

@@ -66,8 +66,8 @@ class Message:
         ratios: Ratios | None,
         weight: float,
     ) -> None:
-        other = 1 - side
-        self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other]
+        other_side = 1 - side
+        self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other_side]
         self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
         self.cell, self.counted = join.slot_cell[side], join.count[join.slot_edge[side]]
         self.counted *= weight
@@ -76,7 +76,7 @@ class Message:
         np.divide(alpha, self.base, out=self.base)
         self.floor: NDArray[np.float32] | float = 1.0
         if ratios is not None:
-            next_to = blocks.group[join.ends[other]][join.slot_edge[side]]
+            next_to = blocks.group[join.ends[other_side]][join.slot_edge[side]]
             self.floor = ratios.at(blocks.member[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
@@ -104,10 +104,10 @@ class Message:
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
         slot, neighbour, strength, cell, counted, base, floor = self._placed
-        given = device.tensor(belief)
-        ratio = given.new_zeros(len(cell)).index_add_(0, slot, given[neighbour] * strength)
+        beliefs = device.tensor(belief)
+        ratio = beliefs.new_zeros(len(cell)).index_add_(0, slot, beliefs[neighbour] * strength)
         evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(counted)
-        return device.array(torch.zeros_like(given).index_add_(0, cell, evidence))
+        return device.array(torch.zeros_like(beliefs).index_add_(0, cell, evidence))
 
 
 def messages_of(
@@ -188,6 +188,8 @@ class MeanFieldState:
     """The belief so far, about scrambled and public ids.
 
     Attributes:
+        rows: (K,) the scrambled ids.
+        columns: (C,) the public ids.
         belief: (K, C).
     """
 
@@ -262,17 +264,17 @@ def settle_all(
         return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
-    total, done = sum(growth.sweeps[: len(stages)]), 0
+    total, sweeps_done = sum(growth.sweeps[: len(stages)]), 0
     field, state = _Field(public, fit, growth, aliases), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
         channels = field.channels(texts, rows, columns, pins)
-        state = field.taken_in(state, rows, columns, done / max(total - 1, 1))
+        state = field.taken_in(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
-            state = field.sweep(state, channels, done / max(total - 1, 1))
-            done += 1
-            if not step(done / total, field.work(state, channels)):
+            state = field.sweep(state, channels, sweeps_done / max(total - 1, 1))
+            sweeps_done += 1
+            if not step(sweeps_done / total, field.work(state, channels)):
                 return state
     return state
 
@@ -287,30 +289,33 @@ class _Field:
     aliases: int
 
     def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
+        """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
         all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
         loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
-        out = []
+        channels = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
             seen = _matrix(texts[distance], len(self.fit.seen))
             words = _matrix(self.public.bigrams[distance], len(self.public.share))
             for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
                 part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
-                out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
-        return out
+                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+        return channels
 
-    def taken_in(self, old: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+    def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+        """Returns the beliefs of these rows and columns, those of `previous` unchanged."""
         belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
-        if old is not None:  # ids are taken in by rank, so the old ones come first
-            belief[: len(old.rows)] = 0
-            belief[: len(old.rows), : len(old.columns)] = old.belief
+        if previous is not None:  # ids are taken in by rank, so the old ones come first
+            belief[: len(previous.rows)] = 0
+            belief[: len(previous.rows), : len(previous.columns)] = previous.belief
         return MeanFieldState(rows, columns, belief)
 
     def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
+        """Returns the beliefs after every id weighed its neighbours once."""
         growth, (rows, columns) = self.growth, state.belief.shape
-        known = channels[0].edges.shape[1] - rows
-        belief = np.zeros((rows + known, columns + known), np.float32)
+        known_count = channels[0].edges.shape[1] - rows
+        belief = np.zeros((rows + known_count, columns + known_count), np.float32)
         belief[:rows, :columns] = state.belief
-        belief[rows:, columns:] = np.eye(known, dtype=np.float32)
+        belief[rows:, columns:] = np.eye(known_count, dtype=np.float32)
         doubt = between(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)

@@ -38,7 +38,7 @@ from milkglass.threat.knowledge import required
 
 CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
 OPENING = frozenset("'([{$#")  # and without one after
-WINDOW = 256  # a longer text is read in parts
+WINDOW_TOKENS = 256  # a longer text is read in parts
 MIN_PROBABILITY = 1e-7  # is added to each id's mean probability, so that its logarithm is finite
 PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
 IDS_AT_A_TIME = 1024  # of one run of the model
@@ -69,27 +69,29 @@ class Spelling:
         return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
 
     @classmethod
-    def between(cls, own: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
+    def between(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
         """Returns the spelling of one tokenizer's ids by another.
 
         `anchor` is a public id that is a word. The text that another id adds after it shows how that id is written.
         """
-        head = len(own.decode([anchor]))
-        added = [text[head:] for text in own.decode_batch([[anchor, i] for i in range(size)])]
-        bare = [text.strip() for text in added]
-        special = [i for i, one in own.get_added_tokens_decoder().items() if one.special and i < size]
-        silent = np.array([not text for text in bare], np.bool_)
+        head = len(tokenizer.decode([anchor]))
+        added = [text[head:] for text in tokenizer.decode_batch([[anchor, i] for i in range(size)])]
+        stripped = [text.strip() for text in added]
+        special = [i for i, one in tokenizer.get_added_tokens_decoder().items() if one.special and i < size]
+        silent = np.array([not text for text in stripped], np.bool_)
         silent[special] = True
         rows = tuple(
             [np.array(one.ids, np.int64) for one in reader.encode_batch(texts, add_special_tokens=False)]
-            for texts in ([f" {text}" for text in bare], bare)
+            for texts in ([f" {text}" for text in stripped], stripped)
         )
         silent |= np.array([not len(a) or not len(b) for a, b in zip(*rows, strict=True)], np.bool_)
         first = np.array([[row[0] if len(row) else 0 for row in one] for one in rows], np.int64)
-        clings = np.array([not a.startswith(" ") or b in CLINGING for a, b in zip(added, bare, strict=True)], np.bool_)
-        return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in bare], np.bool_), silent)
+        clings = np.array(
+            [not a.startswith(" ") or b in CLINGING for a, b in zip(added, stripped, strict=True)], np.bool_
+        )
+        return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in stripped], np.bool_), silent)
 
-    def spelled(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+    def spell(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
         """Spells a text (t,) of public ids in the reader's ids, after `begin`.
 
         Returns:
@@ -97,17 +99,17 @@ class Spelling:
                 not spelled; (t,) whether each follows one after which no space is written.
 
         """
-        parts, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
-        for number, one in enumerate(ids.tolist()):
+        rows, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
+        for number, token in enumerate(ids.tolist()):
             joined.append(open_)
-            if one == NO_BELIEF or self.silent[one]:
+            if token == NO_BELIEF or self.silent[token]:
                 continue
-            row = self.rows[int(open_ or self.clings[one])][one]
+            row = self.rows[int(open_ or self.clings[token])][token]
             at[number] = length - 1
             length += len(row)
-            open_ = bool(self.opens[one])
-            parts.append(row)
-        return np.concatenate(parts), at, np.array(joined, np.bool_)
+            open_ = bool(self.opens[token])
+            rows.append(row)
+        return np.concatenate(rows), at, np.array(joined, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -155,39 +157,47 @@ class CausalReader:
         if family_of(public.config).kind == "decoder":
             return cls(public, Spelling.itself(size), budget)
         folder = resolve(name)
-        own = tokenizer_of(required(public.folder))
+        own_tokenizer = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
-        anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
-        spelling = Spelling.between(own, tokenizer_of(folder), size, anchor)
+        anchor = next((one for one in common if own_tokenizer.decode([one]).isalpha()), common[0])
+        spelling = Spelling.between(own_tokenizer, tokenizer_of(folder), size, anchor)
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
         """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
-        longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
+        longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, at, joined, where = [], [], [], []
         for number in numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
-            line, states, joins = self.spelling.spelled(ids, self.begin)
+            line, states, joins = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), longest):
                 inside = (states >= cut) & (states < cut + longest)
                 lines.append(line[cut : cut + longest])
                 at.append(states[inside] - cut)
                 joined.append(joins[inside])
                 where.append(starts[number] + np.flatnonzero(inside))
-        whole, requested = Sequences.of(lines), Sequences.of(at)
+        line_texts, requested = Sequences.of(lines), Sequences.of(at)
         everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
-        for part in batches(whole, IDS_AT_A_TIME):
-            hidden = self.model(input_ids=stacked(whole, part)).last_hidden_state
-            self.budget.spend(work.run(self.model, int(whole.lengths[part].sum())))
-            rows = np.repeat(np.arange(len(part)), requested.lengths[part])
+        for text_numbers in batches(line_texts, IDS_AT_A_TIME):
+            hidden = self.model(input_ids=stacked(line_texts, text_numbers)).last_hidden_state
+            self.budget.spend(work.run(self.model, int(line_texts.lengths[text_numbers].sum())))
+            rows = np.repeat(np.arange(len(text_numbers)), requested.lengths[text_numbers])
             if not len(rows):
                 continue
-            here = np.concatenate(
-                [places(requested, part[[i]]) for i in range(len(part)) if requested.lengths[part[i]]]
+            places_of_batch = np.concatenate(
+                [
+                    places(requested, text_numbers[[i]])
+                    for i in range(len(text_numbers))
+                    if requested.lengths[text_numbers[i]]
+                ]
             )
-            yield ReadBatch(everywhere[here], hidden[rows, requested.ids[here]].float(), joins[here])
+            yield ReadBatch(
+                everywhere[places_of_batch],
+                hidden[rows, requested.ids[places_of_batch]].float(),
+                joins[places_of_batch],
+            )
 
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
@@ -224,14 +234,14 @@ def why_no_reader(public: Model, name: str) -> str | None:
         return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
-    if not _there(name):
+    if not _exists(name):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
     if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
     return None
 
 
-def _there(ref: str) -> bool:
+def _exists(ref: str) -> bool:
     """Returns whether the model exists, without opening or downloading anything."""
     if ref in EMBEDDED:
         return importlib.util.find_spec(EMBEDDED[ref].module) is not None
