@@ -48,7 +48,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much text was encoded under a key on this machine, and what audits say that this gives away."""
+    """Show how much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
     if passphrase_file is not None:
@@ -90,16 +90,16 @@ def for_job(
     from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
 
-    parent, word = KeyOptions(key, model, passphrase_file).opened_with()
+    parent, passphrase = KeyOptions(key, model, passphrase_file).opened_with()
     parent.key.require_whole()
     base = original(model or parent.key.info.model)
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
         child = key_for_job(base, parent.key, name, clusters, stage)
-    if fault := weakness(word):
+    if fault := weakness(passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
-    write_key(out, child, word, weak=True)
+    write_key(out, child, passphrase, weak=True)
     usage.derived(out, key)
     note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
@@ -120,9 +120,9 @@ def usage_text(spent: usage.Usage) -> str:
         )
         lines.append(f"made for a job from {spent.parent}{absence}")
     if spent.jobs:
-        spread = sum(spent.jobs.values())
+        job_tokens = sum(spent.jobs.values())
         cipher_words = "" if spent.rate else ", each its own cipher"
-        lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {spread:,} tokens{cipher_words}")
+        lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {job_tokens:,} tokens{cipher_words}")
         lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in spent.jobs.items())]))
     if spent.rate:
         return "\n".join([*lines, SAME_EXCHANGE if spent.rate.get("epsilon") else READ_SEPARATELY, *audits(spent)])

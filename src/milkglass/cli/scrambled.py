@@ -63,8 +63,8 @@ def _require_its_key(out: Path, key: Key) -> None:
     from milkglass.models.checkpoint import read_json
 
     config = out / "config.json"
-    info = read_json(config).get(KEY_ID) if config.is_file() else None
-    if fits({"key_id": info}, key) is False:
+    key_id = read_json(config).get(KEY_ID) if config.is_file() else None
+    if fits({"key_id": key_id}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
 
 

@@ -83,7 +83,11 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingPart:
-    """Rows that become one file; `which` (rows of the file,) are taken, or all."""
+    """Rows that become one file.
+
+    Attributes:
+        which: (rows of the file,) whether each row is taken. None: all are.
+    """
 
     file: DataFile
     rows: int
@@ -124,8 +128,8 @@ class TrainingRequest:
         if hold_out:
             count = _held_out_count(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
-            held_out = held_out_rows(key.root, key.model_digest, train.rows)
-            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~held_out, held_out))
+            is_held_out = held_out_rows(key.root, key.model_digest, train.rows)
+            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",

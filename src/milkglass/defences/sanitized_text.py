@@ -112,8 +112,9 @@ class SanitizerDefence(Defence):
     """A sanitizer in front of a public model.
 
     It has no guarantee of its own: what is proved depends on the table, and the client half's sanitizer or mechanism
-    has it.
+    has one.
 
+    Attributes:
         words: a GloVe file. None: the model's own table.
     """
 

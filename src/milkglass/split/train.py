@@ -197,7 +197,7 @@ def _numbered(examples: Sequence[Example], labels: dict[str, int], pairs: bool) 
 
 
 def evaluate(half: ClientHalf, server_half: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
-    """Returns how many of the texts the two halves classify rightly. Texts that are too long are left out."""
+    """Measures the share of texts that the halves classify correctly. Texts that are too long are left out."""
     fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
     short = np.flatnonzero(fits).tolist()
     if not short:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Scrambled ids that stand for the same number of public ids, in an unknown order.
+    """Scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
 
     Attributes:
         rows: (r,) the scrambled ids.

@@ -55,6 +55,12 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearHidden(Attack):
+    """The nearest-state attack.
+
+    Attributes:
+        k: how many public tokens are guessed for each state.
+    """
+
     k: int = 10
 
     name = "near-hidden"

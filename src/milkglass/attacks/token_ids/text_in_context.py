@@ -150,7 +150,7 @@ class Chain:
         own_beliefs = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
         if not neighbours or len(text) < 2:
             return own_beliefs
-        forward = self._swept(text, own_beliefs)
+        forward = self._forward_beliefs(text, own_beliefs)
         backward: list[Floats] = [np.ones(len(own_beliefs[-1]))]
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             words = backward[-1] * self.emission(after)
@@ -161,7 +161,8 @@ class Chain:
                 backward.append(np.ones(len(self.members(before))))
         return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
 
-    def _swept(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
+    def _forward_beliefs(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
+        """Returns, for each place, (m,) the belief in each member by the text up to it."""
         result = [own_beliefs[0] / max(float(own_beliefs[0].sum()), 1e-300)]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             known = self.group[before] >= 0 and self.group[after] >= 0

@@ -67,13 +67,14 @@ def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
+    """Returns examples as they would be sent, with the masks of names and numbers."""
     unscrambling = codec.unscrambling
     if examples[0].kind == "chat":
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
-        texts_of = unmarked(codec, _send(codec, original), original)
-        return replace(texts_of, sources=np.array(labelled.sources, np.int64))
+        private_texts = unmarked(codec, _send(codec, original), original)
+        return replace(private_texts, sources=np.array(labelled.sources, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
     )
@@ -134,8 +135,8 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
             spans[-1:] = 0  # a text that was cut ends in a special token
         for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
             is_marked = np.zeros(len(text) + 1, np.bool_)
-            for result in pattern.finditer(text):
-                is_marked[result.start() : result.end()] = True
+            for match in pattern.finditer(text):
+                is_marked[match.start() : match.end()] = True
             into.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
     return np.concatenate(names), np.concatenate(numbers)
 

@@ -142,10 +142,10 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
 
 
 def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
-    """Returns the median seconds of a training step."""
+    """Returns the median seconds of a training step, and the hours of the whole training that follow from them."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
-        gone = variant.job / name
-        shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
+        leftover = variant.job / name
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     write_spec(variant.job, variant.model, recipe.training, None, ("train",))
     run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
     step = median(step_seconds((variant.job / "events.jsonl").read_text("utf-8")))
@@ -153,10 +153,10 @@ def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}
 
 
-def step_seconds(events: str) -> list[float]:
+def step_seconds(event_lines: str) -> list[float]:
     """Returns the seconds between the reports of steps. The first step, which includes the setup, is left out."""
-    info = [Event.model_validate_json(line) for line in events.splitlines()]
-    times = [one.time for one in info if "loss" in one.data]
+    events = [Event.model_validate_json(line) for line in event_lines.splitlines()]
+    times = [event.time for event in events if "loss" in event.data]
     if len(times) < 3:
         raise JobFailed(f"the worker reported {len(times)} steps, 3 are needed", "see its worker.log")
     return [after - before for before, after in zip(times, times[1:], strict=False)]
@@ -164,18 +164,20 @@ def step_seconds(events: str) -> list[float]:
 
 @torch.inference_mode()
 def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
-    """Returns the median seconds of a prompt, an answer and its reading."""
+    """Returns the median seconds of tokenising a prompt, generating an answer and detokenising it."""
     model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
-    tokenisation_times, server, detokenisation_times = [], [], []
+    tokenisation_times, answer_times, detokenisation_times = [], [], []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
         tokenisation_times.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
-        server.append(timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"]))))  # noqa: B023
+        answer_times.append(
+            timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"])))
+        )  # noqa: B023
         detokenisation_times.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
     return {
         "tokenisation of a prompt, client": median(tokenisation_times),
-        "answer, server": median(server),
+        "answer, server": median(answer_times),
         "detokenisation of an answer, client": median(detokenisation_times),
     }
 

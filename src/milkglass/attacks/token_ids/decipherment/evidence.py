@@ -46,6 +46,9 @@ class EvidenceTable:
 
         Args:
             certain: ids whose likeliest option has a higher probability are left alone.
+            share: (v,) each public token's share of public text.
+            contexts: how many places of an id are read at most.
+            size: the number of scrambled ids.
         """
         counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
@@ -95,8 +98,8 @@ class EvidenceTable:
         lines = self.line[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
-        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
-        np.add.at(self.total, lines, np.where(np.isfinite(prior), words, 0.0))
+        contribution = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
+        np.add.at(self.total, lines, np.where(np.isfinite(prior), contribution, 0.0))
         np.add.at(self.seen, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
