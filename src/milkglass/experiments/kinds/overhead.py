@@ -167,13 +167,12 @@ def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Pa
     """Returns the median seconds of tokenising a prompt, generating an answer and detokenising it."""
     model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     tokenisation_times, answer_times, detokenisation_times = [], [], []
+    new_tokens = recipe.evaluation["new_tokens"]
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
         tokenisation_times.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
-        answer_times.append(
-            timed(lambda: answers.append(_generated(model, prompts[0], recipe.evaluation["new_tokens"])))
-        )  # noqa: B023
+        answer_times.append(timed(lambda: answers.append(_generated(model, prompts[0], new_tokens))))  # noqa: B023
         detokenisation_times.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
     return {
         "tokenisation of a prompt, client": median(tokenisation_times),
