@@ -32,7 +32,6 @@ from milkglass.attacks.gradients.dager_layers import (
     blocks,
     checking_work,
     depends_on_position,
-    spans_of,
     states,
     vocabulary_distances,
 )
@@ -126,12 +125,7 @@ def coverage(span: Span, vectors: Tensor) -> Tensor:
 
 
 def truncated(batch: SharedBatch, attention_input: AttentionInput, count: int) -> Span | None:
-    """Returns the span of the strongest `count` directions of the gradients at one layer. None: none is shared.
-
-    A gradient of lower rank has its own span, which is exact.
-    """
-    if exact_spans := [one for one in spans_of(batch, attention_input, count) if one.rank <= count]:
-        return exact_spans[0]
+    """Returns the span of the strongest `count` directions of the gradients at one layer. None: none is shared."""
     grads = [(batch.tensor(one.name), one.transposed) for one in attention_input.matrices]
     nonzero = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
     if not nonzero:
