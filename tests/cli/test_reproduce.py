@@ -102,7 +102,15 @@ def test_a_quick_run_is_never_taken_for_a_full_one(done: Path, data: Path, recip
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[0] == "small (quick)"
     names = {one.name for one in out.iterdir()}
-    assert names == {"run.json", "begun.json", "k=4", "small.quick.json", "small.quick.md", "small.quick.html"}
+    assert names == {
+        "run.json",
+        "begun.json",
+        "used.json",
+        "k=4",
+        "small.quick.json",
+        "small.quick.md",
+        "small.quick.html",
+    }
     found = json.loads((out / "small.quick.json").read_text("utf-8"))
     assert found["recipe"] == "small.quick"
     assert found["quick"] == {"rows": 10, "variants": ["k=4"]} and found["rows"] == 10

@@ -54,9 +54,9 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     assert pasted(then) == ["upload", str(out), *opens, "--server", "URL", "--token-file", "FILE"]
 
     shown = call("upload", out, "--name", "mine", *secrets).stdout.splitlines()[-1]
-    assert pasted(shown) == ["finetune", "mine", "DATA", "--key", "KEYFILE", *secrets]
+    assert pasted(shown) == ["finetune", "mine", "YOUR.jsonl", "--key", "KEYFILE", *secrets]
     named = call("upload", out, "--name", "mine", *opens, *secrets, passphrase=None).stdout.splitlines()[-1]
-    assert pasted(named) == ["finetune", "mine", "DATA", *opens, *secrets]
+    assert pasted(named) == ["finetune", "mine", "YOUR.jsonl", *opens, *secrets]
     job_server(stub)
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))

@@ -49,7 +49,7 @@ assert found == limits, "no module has a limit of this name"
 def scrambled(folder, out, stage=no_stage):
     base = Checkpoint.open(folder)
     key = new_key(base, "base", ObfusLM(k=10, beta=0.9), base.digest(), bytes(32))
-    scramble(base, key, out, progress=stage)
+    scramble(base, key, out, stage=stage)
     return base, key
 
 def stage(name, total):

@@ -201,7 +201,7 @@ class Beliefs:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, numbers)
-            self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(one) for one in inputs.numpy()))
+            self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
                     at: row
