@@ -15,7 +15,7 @@ from milkglass.compare import keep
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import Compared, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _next, _Run, read_way, weighted_correlation
+from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, chosen_ways
@@ -135,13 +135,15 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
-    names = {"model": "demo:minilm", "rows": "rows.jsonl", "kept": "kept"}
-    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, names)
-    other = way("other", "nothing is sent", 0.50)
-    result = compared(other)
-    assert _next(HOME, result, settings).command == "run home"
-    expected = "milkglass compare demo:minilm rows.jsonl --ways other --keep kept-other"
-    assert _next(other, result, settings).command == expected
+    commands = {"kept": "kept", "text": "'a new text'", "compare": "milkglass compare demo:minilm rows.jsonl --quick"}
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, commands)
+    linear, encoder = (way(name, "nothing is sent", 0.7) for name in ("linear", "encoder"))
+    assert _with_command(linear, "linear", settings).command == "milkglass classify --local kept 'a new text'"
+    expected = "milkglass compare demo:minilm rows.jsonl --quick --ways encoder --keep kept-encoder"
+    assert _with_command(encoder, "linear", settings).command == expected
+    result = replace(compared(linear), kept="kept", kept_way="linear")
+    assert words.next_line(result).startswith("next: run linear")
+    assert "page" in words.next_line(compared(linear))
 
 
 def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
@@ -197,14 +199,15 @@ def test_ways_are_chosen_by_name_in_their_order() -> None:
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
     with pytest.raises(UsageError, match="obfuslm"):
         chosen_ways(["nonsense"], False, False)
-    with pytest.raises(UsageError, match="--quick"):
-        chosen_ways(["plain"], True, False)
+    assert [one.name for one in chosen_ways(["coarse-64"], True, False)] == ["coarse-64"], "a name is taken at its word"
+    with pytest.raises(UsageError, match="--all"):
+        chosen_ways(["plain"], False, True)
 
 
 def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
     for one in WAYS.values():
         assert one.trust and one.title and (one.command or one.name == "commonest")
-        one.command.format(model="m", rows="r", kept="k")
+        one.command.format(model="m", rows="r", kept="k", text="t", compare="c")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -238,8 +241,13 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     assert document(more)["ways"][2]["quality"] == rnm["quality"], "another way costs only itself"
     other = call(*run[:-2], "commonest", "--seed", 3, "--json")
     assert other.exit_code == 0 and len([*(out / "runs").iterdir()]) == 2, "another run in the same folder"
+    alone = document(call(*run[:-2], "linear", "--keep", tmp_path / "kept-linear", "--json"))
+    assert [one["name"] for one in alone["ways"]] == ["commonest", "linear", "rnm", "plain"], "the page keeps all ways"
+    assert alone["kept_way"] == "linear" and f"--local {tmp_path / 'kept-linear'} " in alone["ways"][1]["command"]
+    assert alone["ways"][3]["above"] is not None and alone["ways"][3]["quality"] == plain["quality"]
     third = call(*run)
     assert "step" not in third.stderr and document(third)["ways"][2] == document(again)["ways"][2]
+    refused(call("compare", data, model), 2, "rows.jsonl")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
     refused(call(*run[:3], "--out", tmp_path / "other", *SMALL), 2, "other")
@@ -286,8 +294,20 @@ def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> 
     assert held["about"]["attack_clock"] is None, "no budget was given"
     held["result"]["reading"]["cut"], held["about"]["attack_clock"] = True, 20.0
     kept.write_text(json.dumps(held))
-    assert "of the tokens" not in call(*run, "--budget", "21s").stderr, "the time is not much longer"
-    assert "of the tokens" in call(*run, "--budget", "100s").stderr
+    assert "content words" not in _attack_lines(call(*run, "--budget", "21s").stderr), "the time is not much longer"
+    assert "content words" in _attack_lines(call(*run, "--budget", "100s").stderr)
+
+
+def _attack_lines(stderr: str) -> str:
+    return "\n".join(line for line in stderr.splitlines() if line.startswith("  rnm: "))
+
+
+def test_a_budget_that_ends_too_early_leaves_ways_out_and_says_how_to_go_on(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "linear", "--json")
+    (linear,) = document(call(*run, "--budget", "0.01s"))["ways"]
+    assert linear["state"] == "not run" and "--budget" in linear["reason"]
+    assert document(call(*run))["ways"][0]["state"] == "done"
 
 
 @pytest.mark.parametrize("ways", ["linear", "plain,encoder"])

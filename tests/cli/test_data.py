@@ -175,3 +175,21 @@ def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) 
         csv.writer(file, delimiter=";").writerows(texts)
     said = call("data", path, "--out", tmp_path / "a.jsonl")
     assert said.exit_code == 5 and SECRET not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "said"),
+    [
+        ([f"T-{i}" for i in range(89)] + ["T-0"], 90, "does it hold ids?"),
+        (["billing", "urgent"] * 20, 40, "needs 80 rows at least, and there are 40"),
+    ],
+)
+def test_a_comparison_is_not_recommended_for_rows_that_it_would_refuse(
+    labels: list[str], count: int, said: str, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "tickets.csv", tmp_path / "rows.jsonl"
+    source.write_text("text,label\n" + "".join(f"text {i},{label}\n" for i, label in enumerate(labels)))
+    result = call("data", source, "--out", out)
+    assert result.exit_code == 0 and f"{count} rows" in result.stdout
+    assert said in result.stderr and "next:" not in result.stderr
+    refused(call("compare", "demo:minilm", out), 5, "rows.jsonl" if "ids" in said else "80")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +14,15 @@ import typer
 
 from milkglass.audit.report import preflight
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, KeyOptions, original, refuse_unused, require_file, with_options
+from milkglass.cli.ui.options import (
+    AsJson,
+    KeyOptions,
+    original,
+    refuse_unused,
+    require_file,
+    same_command,
+    with_options,
+)
 from milkglass.cli.ui.terminal import at_work, bars, emit, note, percent, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
@@ -264,28 +271,6 @@ def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path
     result, page, larger = done
     more = "" if not result.unfinished else same_command(context, budget=larger)
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: report_text(result, page, more))
-
-
-def same_command(context: typer.Context, **changed: Any) -> str:
-    """Returns the command line that was given, with other values of these parameters."""
-    words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if name not in changed and (source is None or source.name != "COMMANDLINE"):
-            continue
-        value = changed.get(name, context.params.get(name))
-        if parameter.param_type_name == "argument":
-            words += [str(one) for one in _each(value)]
-        elif isinstance(value, bool):
-            options += [max(parameter.opts, key=len)] if value else parameter.secondary_opts[:1]
-        else:
-            options += [word for one in _each(value) for word in (max(parameter.opts, key=len), str(one))]
-    return shlex.join([*words, *options])
-
-
-def _each(value: Any) -> list[Any]:
-    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def _minutes(seconds: float) -> str:

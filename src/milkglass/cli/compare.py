@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read, say_skipped
-from milkglass.cli.ui.options import AsJson, option_of, original, with_options
+from milkglass.cli.ui.options import AsJson, option_of, original, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import duration, heartbeat
@@ -20,6 +20,7 @@ QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work,
 
 @with_options
 def compare(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
     ],
@@ -36,14 +37,16 @@ def compare(
         bool,
         typer.Option(
             "--quick",
-            help=f"Run the ways that decide, with {QUICK_ROWS:,} rows of {QUICK_LENGTH} tokens: about 10 minutes.",
+            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROWS:,} rows of {QUICK_LENGTH} tokens: "
+            "about 10 minutes on two cores that do nothing else.",
         ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="The most time by the clock: 90s, 10m, 1h. A way that would not end in time is not begun, and attacks "
-            "end with it, so that their figures may differ between runs. Without it they do not."
+            help="The most time by the clock: 90s, 10m, 1h. A way that is not likely to end in time is not begun; what "
+            "is at work then ends within a minute. Attacks end with it, so that their figures may differ between runs. "
+            "Without it they do not."
         ),
     ] = None,
     attacks: Annotated[
@@ -91,7 +94,7 @@ def compare(
     from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
     from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
     from milkglass.compare.report import page
-    from milkglass.compare.report.words import line, notes_of
+    from milkglass.compare.report.words import line, next_line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.rows import ComparisonRows
@@ -105,6 +108,8 @@ def compare(
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
 
+    if Path(model).is_file():
+        raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(given, option_of)  # before anything is read
     named = [one.strip() for one in ways.split(",")] if ways else []
@@ -150,16 +155,24 @@ def compare(
     training = training.model_copy(update={"logging_steps": often})
     base = base or original(model)
     with heartbeat(note) as log, resumable(out):
-        names = {"model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept))}
+        second = "" if rows.train.pairs is None else " --pair 'its second text'"
+        commands = {
+            "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept)),
+            "text": f"'a new text'{second}",
+            "compare": same_command(context, ways=None, keep=None, everything=False),
+        }  # fmt: skip
+        if isinstance(rows, ChatRows):
+            notes = rows.about(training)
+        else:
+            cut = cut_words(base, rows.train, training.max_length)
+            notes = (cut,) if cut else ()
         setting = ComparisonSettings(
-            model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, names
+            model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, commands, notes
         )
         asked, count = len(rows.held_out.texts), [0]
-        log(f"{len(selected)} ways, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
-        if isinstance(rows, ChatRows):
-            for words in rows.about(training):
-                log(words)
-        elif words := cut_words(base, rows.train, training.max_length):
+        ways_in_words = f"{len(selected)} way{'' if len(selected) == 1 else 's'}"
+        log(f"{ways_in_words}, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
+        for words in notes:
             log(words)
         measure = MEASURES[rows.task]
 
@@ -175,3 +188,5 @@ def compare(
         result.to_json(),
         lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), f"page: {written}"]),
     )
+    if not as_json and (words := next_line(result)):
+        note(words)

@@ -11,10 +11,11 @@ import typer
 from milkglass.cli.ui.columns import ROWS, ColumnOptions, classes_found, say_skipped
 from milkglass.cli.ui.options import AsJson, changed, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
-from milkglass.errors import UsageError
+from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import Summary
 
 
 @with_options
@@ -84,15 +85,29 @@ def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> No
     say_skipped(file.name, len(blank), len(empty))
     columns_read = f"; {file.columns_read()}" if file.kind != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
-    if as_json:
+    if as_json or reader is not read_examples:
         return
-    if reader is read_examples:
-        summary = summarise(out)
-        if summary.labels:
-            note(classes_found(summary))
-            note(f"next: milkglass compare demo:minilm {shlex.quote(str(out))} --quick")
-        elif summary.kind == "chat":
-            note(f"next: milkglass compare demo:smollm2 {shlex.quote(str(out))} --quick")
+    summary = summarise(out)
+    if summary.labels:
+        note(classes_found(summary))
+    if summary.labels or summary.kind == "chat":
+        note(_next_step(summary, out))
+
+
+def _next_step(summary: Summary, rows: Path) -> str:
+    """Returns the command that compares ways on these rows, or why they are not enough for it."""
+    from milkglass.rows.data_file import DataFile
+    from milkglass.rows.examples import MIN_HELD_OUT, require_classes
+
+    if summary.labels:
+        try:
+            require_classes(DataFile(rows), summary)
+        except CodecError as error:
+            return f"`milkglass compare` would refuse these rows: {error.message}; {error.hint}"
+    if summary.rows < 2 * MIN_HELD_OUT:
+        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} rows at least, and there are {summary.rows}"
+    model = "demo:minilm" if summary.labels else "demo:smollm2"
+    return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 
 
 def _list(as_json: bool) -> None:

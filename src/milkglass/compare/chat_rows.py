@@ -12,14 +12,14 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import steps_of
-from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, MIN_HELD_OUT, ComparisonRows
+from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.nearest.products import quick_in_bf16
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Example, Summary, examples_of, unlabelled
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, unlabelled
 from milkglass.rows.messages import Message
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts

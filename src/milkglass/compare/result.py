@@ -117,9 +117,9 @@ class Compared:
         ways: in the order of the table.
         verdict: some sentences; the first is for a person who decides.
         seconds: by the clock.
-        kept: the folder of the best model with nothing sent; "" if none was kept.
+        kept, kept_way: the folder of a model with nothing sent, and its way; "" if none was kept.
         settings: the training's settings.
-        notes: how rows with answers were trained and asked.
+        notes: how the rows were trained with and asked about.
     """
 
     model: str
@@ -133,6 +133,7 @@ class Compared:
     verdict: tuple[str, ...] = ()
     seconds: float = math.nan
     kept: str = ""
+    kept_way: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

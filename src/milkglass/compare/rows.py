@@ -12,10 +12,10 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Summary, checked, read_examples
+from milkglass.rows.examples import MIN_HELD_OUT, Summary, checked, read_examples
 from milkglass.threat.defence import LabelledTexts
 
-HELD_OUT_SHARE, MIN_HELD_OUT = 0.2, 40  # of the rows that are asked about, and how many at least
+HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
 MAX_ATTACKED = 1_000  # texts that are attacked
 
 

@@ -27,7 +27,7 @@ from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.result import Compared, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import ComparisonSettings, Way, WayAnswer
+from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
@@ -89,13 +89,14 @@ def compare(
     compared = Compared(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
-        seconds=run.elapsed() + run.earlier, settings=setting.training.model_dump(),
-        notes=rows.about(setting.training) if isinstance(rows, ChatRows) else (),
+        settings=setting.training.model_dump(), notes=setting.notes,
     )  # fmt: skip
     if kept is not None and (home := compared.best_local) is not None:
         keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
-        compared = replace(compared, kept=str(kept))
-    return replace(compared, verdict=verdict(compared), ways=tuple(_next(one, compared, setting) for one in results))
+        compared = replace(compared, kept=str(kept), kept_way=home.name)
+    compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
+    commanded = tuple(_with_command(one, compared.kept_way, setting) for one in compared.ways)
+    return replace(compared, verdict=verdict(compared), ways=commanded, seconds=run.elapsed() + run.earlier)
 
 
 def _is_attacked(way: Way) -> bool:
@@ -103,13 +104,12 @@ def _is_attacked(way: Way) -> bool:
     return not way.local and way.group not in ("confidential hardware", "sent as it is")
 
 
-def _next(way: WayResult, compared: Compared, setting: ComparisonSettings) -> WayResult:
-    """Returns a way with the next command. Only the best local model is kept; another is kept by naming it."""
-    best = compared.best_local
-    if not way.local or not way.command or best is None or best.name == way.name:
-        return way
-    command = "milkglass compare {model} {rows} --ways " + way.name + " --keep " + f"kept-{way.name}"
-    return replace(way, command=command.format(**setting.names))
+def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings) -> WayResult:
+    """Returns a result with the way's next command. A local model that was not kept is kept by naming its way."""
+    template = WAYS[result.name].command if result.name in WAYS else ""
+    if result.local and template and result.name != kept_way:
+        template = "{compare} --ways " + result.name + " --keep " + f"kept-{result.name}"
+    return replace(result, command=template.format(**setting.commands))
 
 
 def run_name(setting: ComparisonSettings) -> str:
@@ -172,10 +172,7 @@ class _Run:
         seconds = self._attack_time(later)
         if known := self._load_kept(way, seconds):
             return known
-        command = way.command.format(**self.setting.names)
-        blank = WayResult(
-            way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust, command=command
-        )
+        blank = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
         if self.elapsed() + cost > self.limits.seconds and cost:
             spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
@@ -192,6 +189,9 @@ class _Run:
                 self.models[way.name] = answered
             reading = self._attack(way, answered, seconds)
         except MilkglassError as error:
+            if time.monotonic() > self.setting.deadline:
+                spent = f"the {duration(self.limits.seconds)} ended before it was trained and asked"
+                return replace(blank, reason=f"{spent}: the same command with a longer --budget goes on"), None
             return replace(blank, state="failed", reason=error.message), None
         result = replace(
             blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
@@ -237,12 +237,18 @@ class _Run:
         begun = time.monotonic()
         most_work = max(self.limits.attacks, way.attacks)
         ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
-        self.log(f"{way.title}: attacked, with {duration(most_work)} of work at most{ends}")
+        self.log(f"{way.title}: attacked, with {duration(most_work)} of one core's work at most{ends}")
         budget = Budget.of_work(most_work, lambda: time.monotonic() > begun + seconds)
 
+        most_read = 0.0
+
         def ended(result: AttackResult) -> None:
-            if result.state == "done" and "tokens top-1" in result.measures:
-                self.log(f"  {way.name}: {result.title}: {result.measures['tokens top-1']} of the tokens")
+            """Reports an attack that reads more than those before it."""
+            nonlocal most_read
+            share = result.measures.get("content top-1") if result.state == "done" else None
+            if share is not None and share.value > most_read:
+                most_read = share.value
+                self.log(f"  {way.name}: {result.title}: {share} of names and content words")
 
         reading = attackers.reading_of(
             self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most_work:g}", ended
@@ -263,18 +269,41 @@ class _Run:
 
     def _load_kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
         """Returns a way that was finished, unless its attacks are to have more time now."""
-        if not self._path(way).is_file():
+        if (document := self._stored(way)) is None:
             return None
-        document = json.loads(self._path(way).read_text("utf-8"))
         result = read_way(document["result"])
-        cut = result.reading is not None and result.reading.cut
         limits_then = document["about"]
         clock_then = math.inf if limits_then["attack_clock"] is None else limits_then["attack_clock"]
         longer = limits_then["attacks"] < self.limits.attacks or LONGER_FACTOR * clock_then < seconds
-        if (cut and longer) or limits_then["public"] != len(self.public):
+        if result.reading is not None and result.reading.cut and longer:
             return None
         self.earlier += float(limits_then["clock"])
         return result, unpack_answers(document["answers"])
+
+    def _stored(self, way: Way) -> Any:
+        """Returns the document of a way that was finished by attackers with the same public text, or None."""
+        if not self._path(way).is_file():
+            return None
+        document = json.loads(self._path(way).read_text("utf-8"))
+        return document if document["about"]["public"] == len(self.public) else None
+
+    def with_earlier(self, results: Sequence[WayResult], answers: dict[str, NDArray[Any]]) -> list[WayResult]:
+        """Returns the results together with those that earlier calls finished, in the catalogue's order.
+
+        Args:
+            answers: of the ways, by name; those of earlier calls are added.
+        """
+        by_name = {result.name: result for result in results}
+        for way in WAYS.values():
+            if way.name not in by_name and (document := self._stored(way)) is not None:
+                by_name[way.name] = read_way(document["result"])
+                answers[way.name] = unpack_answers(document["answers"])
+                self.earlier += float(document["about"]["clock"])
+        order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
+        merged = list[WayResult]()
+        for name in order:
+            merged.append(_above(self.setting, by_name[name], merged, answers))
+        return merged
 
 
 def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:

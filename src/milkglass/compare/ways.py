@@ -6,6 +6,7 @@ import abc
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from milkglass.compare.result import Group
 from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
-from milkglass.errors import UsageError
+from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments.kinds.comparison import with_training
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
@@ -60,7 +61,8 @@ class ComparisonSettings:
         cells: the folder of trained cells, which recipes share.
         threads: of one training.
         log: receives the progress of what takes long.
-        names: of the user's files, for the next commands.
+        commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands.
+        notes: how the rows are trained with and asked about.
         deadline: of `time.monotonic`, at which a training ends.
     """
 
@@ -73,7 +75,8 @@ class ComparisonSettings:
     cells: Path
     threads: int
     log: Log
-    names: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     deadline: float = math.inf
 
     @property
@@ -118,7 +121,7 @@ class Way(abc.ABC):
         group: what leaves the machine.
         trust: whom the user trusts.
         provider: what the provider needs.
-        command: the next command; {model}, {rows} and {kept} are filled in.
+        command: the next command, with fields of `ComparisonSettings.commands`.
         quick: whether `--quick` runs it.
         tasks: the rows that it is for.
         attacks: seconds of work that attacks on it need at least, if the attack that undoes it needs more than
@@ -170,6 +173,12 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
         model, digest, setting.problem, with_training(defence, setting.training), setting.training, setting.seed,
         setting.cells, setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
+
+
+def require_time(setting: ComparisonSettings) -> None:
+    """Raises JobFailed once the comparison's deadline passed."""
+    if time.monotonic() > setting.deadline:
+        raise JobFailed("the time is over", "the same command with a longer --budget goes on")
 
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
@@ -224,7 +233,9 @@ class LinearWay(Way):
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         scores = setting.rows.task == "regression"
-        model = LinearModel.fit(train.texts, train.labels, train.pairs, scores, setting.seed)
+        model = LinearModel.fit(
+            train.texts, train.labels, train.pairs, scores, setting.seed, lambda step: require_time(setting)
+        )
         setup, watch = watch.seconds(), Stopwatch()
         answers = model.predict(held_out.texts, held_out.pairs)
         return WayAnswer(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
@@ -408,15 +419,15 @@ WAYS: Catalogue[Way] = Catalogue(
     CommonestClass(name="commonest", title="naming the commonest class", group="nothing is sent"),
     LinearWay(
         name="linear", title="a linear model on your machine", group="nothing is sent",
-        command="milkglass classify --local {kept} --in {rows}",
+        command="milkglass classify --local {kept} {text}",
     ),
     EncoderWay(
         name="encoder", title="a small encoder on your machine", group="nothing is sent", model="demo:minilm",
-        command="milkglass classify --local {kept} --in {rows}",
+        command="milkglass classify --local {kept} {text}",
     ),
     EncoderWay(
         name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
-        model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} --in {rows}", quick=False,
+        model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} {text}", quick=False,
     ),
     DecoderWay(
         name="untuned", title="the small model as published, on your machine", group="nothing is sent", tuned=False,
@@ -495,11 +506,11 @@ def chosen_ways(names: Sequence[str], quick: bool, everything: bool, task: str =
     """Returns the ways to run, in the catalogue's order: those that are named, or those for the task.
 
     Raises:
-        UsageError: a name is unknown, or `names` and another choice are given.
+        UsageError: a name is unknown, or both `names` and `everything` are given.
     """
     if names:
-        if everything or quick:
-            raise UsageError("--ways names them, and --quick and --all choose others", "give one of the three")
+        if everything:
+            raise UsageError("--ways names some ways, and --all takes every one", "give one of the two")
         wanted = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in wanted]
     fitting = [way for way in WAYS.values() if task in way.tasks]

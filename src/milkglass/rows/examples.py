@@ -37,6 +37,8 @@ FOREIGN_FORMATS = {
     ("prompt", "chosen"): "a prompt and preferred answers",
 }
 AS_MESSAGES = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
+MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
 ID = "id"  # the column with the names of a table's rows
 WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
@@ -235,16 +237,17 @@ def in_order(labels: Collection[str]) -> list[str]:
 def require_classes(source: Source, summary: Summary) -> None:
     """Raises CodecError for labels from which nothing can be learnt.
 
-    These are the numbers of a regression, a single label, or a different label in each row, such as row numbers.
+    These are the numbers of a regression, a single label, or labels that mostly occur once, such as ids and names.
     """
     require_no_fractions(source, summary)
     count = len(summary.labels)
     column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
-    if count == summary.rows > 2:
+    alone = sum(rows == 1 for rows in summary.counts)
+    if count == summary.rows > 2 or (summary.rows >= MIN_ROWS_TO_JUDGE and 2 * alone > summary.rows):
         raise CodecError(
-            f"{column} has {count:,} labels in {summary.rows:,} rows, and no class has two rows",
+            f"{column} has {count:,} labels in {summary.rows:,} rows, and {alone:,} of them are in one row only",
             "does it hold ids? --label-column NAME takes another column",
         )
 

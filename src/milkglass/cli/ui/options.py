@@ -263,6 +263,30 @@ class AuditOptions:
         return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
 
 
+def same_command(context: typer.Context, **changed: Any) -> str:
+    """Returns the command line that was given, with other values of these parameters. None leaves an option out."""
+    words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name not in changed and (source is None or source.name != "COMMANDLINE"):
+            continue
+        value = changed.get(name, context.params.get(name))
+        if value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            words += [str(one) for one in _each(value)]
+        elif isinstance(value, bool):
+            options += [max(parameter.opts, key=len)] if value else parameter.secondary_opts[:1]
+        else:
+            options += [word for one in _each(value) for word in (max(parameter.opts, key=len), str(one))]
+    return shlex.join([*words, *options])
+
+
+def _each(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
+
+
 def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
     """Returns a command with an option for each field of the dataclasses that it takes, those without defaults first.
 

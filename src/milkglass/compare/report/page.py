@@ -21,6 +21,7 @@ def render(result: Compared) -> str:
     templates.filters["share"] = words.percent
     templates.filters["read"] = words.read_by_attacks
     templates.filters["rouge"] = words.rouge
+    templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from milkglass.compare.result import Compared, Group
 from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
+MARKER_WIDTH = 2.5  # percent of the axis
 MARKERS: dict[Group, str] = {
     "nothing is sent": "D", "names are masked": "s", "words are replaced": "^", "words are scrambled": "o",
     "states are sent": "v", "confidential hardware": "P", "sent as it is": "X",
@@ -23,11 +25,12 @@ def picture_svg(result: Compared) -> str:
     scale = 100 if result.measure == "accuracy" else 1
     with styled():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        for number, point in enumerate(points):
+        places = _places([(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality])
+        for number, (point, (read, value)) in enumerate(zip(points, places, strict=True)):
             assert point.quality is not None
-            value, low, high = (scale * part for part in (point.quality.value, point.quality.low, point.quality.high))
+            low, high = scale * point.quality.low, scale * point.quality.high
             axes.errorbar(
-                100 * point.percent_read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
+                read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
                 color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
         home = result.best_local
@@ -37,6 +40,16 @@ def picture_svg(result: Compared) -> str:
         axes.margins(y=0.15)
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
-        places = [(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality is not None]
         write_names(axes, places, [one.name for one in points])
         return svg(figure, "What each way is worth, against what is read of it")
+
+
+def _places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns where points are drawn: one that would hide an earlier point moves to the right by a marker's width."""
+    height = max(y for _, y in points) - min(y for _, y in points)
+    placed = list[tuple[float, float]]()
+    for x, y in points:
+        while any(abs(x - other_x) < MARKER_WIDTH and abs(y - other_y) <= 0.03 * height for other_x, other_y in placed):
+            x += MARKER_WIDTH
+        placed.append((x, y))
+    return placed

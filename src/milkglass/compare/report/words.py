@@ -7,6 +7,8 @@ import math
 from milkglass.compare.result import Compared, WayResult
 from milkglass.metrics.interval import Interval
 
+QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
+
 
 def with_interval(value: Interval | None, measure: str) -> str:
     """Returns a quality with its interval, such as "72 % (66-78)"."""
@@ -42,6 +44,14 @@ def line(way: WayResult, measure: str) -> str:
     return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
 
 
+def next_line(result: Compared) -> str:
+    """Returns the command that uses the kept model, and where the other commands are; "" if no way is done."""
+    kept = next((way for way in result.finished if way.name == result.kept_way and way.command), None)
+    if kept is None:
+        return "the page has the next command for each way" if result.finished else ""
+    return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
+
+
 def rouge(way: WayResult) -> str:
     """Returns ROUGE-L of a way's written answers, with its interval over answers."""
     if "rouge-l" not in way.more:
@@ -52,7 +62,7 @@ def rouge(way: WayResult) -> str:
 
 def table(result: Compared) -> list[tuple[str, ...]]:
     """Returns the table, its head first."""
-    head = {"accuracy": "right", "pearson": "correlation", "loss": "loss"}[result.measure]
+    head = QUALITY_NAMES[result.measure]
     written = result.measure == "loss"
     first = (head, "ROUGE-L") if written else (head,)
     rows: list[tuple[str, ...]] = [
