@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +27,7 @@ from tests.attest.test_channel import Authority
 from tests.server.kit import until
 
 TEXT = "my father has a fever since yesterday"
+AT_ONCE = 150  # requests
 WORDS = ["It ", "may be ", "the flu", "."]
 CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"day": "Monday"}'}}
 TOOLS: Any = [{"type": "function", "function": {"name": "book", "parameters": {"type": "object", "properties": {}}}}]
@@ -37,6 +39,7 @@ class Engine:
     """What speaks OpenAI's API on the attested machine: bodies and headers of its requests, in order."""
 
     asked: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    waiting: int = 0
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -52,6 +55,14 @@ class Engine:
             message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
+
+    async def together(self, request: Request) -> Response:
+        """Answers once AT_ONCE requests wait."""
+        self.waiting += 1
+        async with asyncio.timeout(60):
+            while self.waiting < AT_ONCE:
+                await asyncio.sleep(0.01)
+        return JSONResponse({"waited": len(await request.body())})
 
     async def _events(self, head: dict[str, Any]) -> AsyncIterator[bytes]:
         for word in WORDS:
@@ -75,7 +86,12 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder, engine = tmp_path_factory.mktemp("plain"), Engine()
-    app = Starlette(routes=[Route("/v1/chat/completions", engine.chat, methods=["POST"])])
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/v1/completions", engine.together, methods=["POST"]),
+        ]
+    )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -127,6 +143,19 @@ def test_a_quiet_answer_has_one_size_and_every_answer_says_not_attested(
     for path in ("/metrics", "/v1/files"):
         refused = httpx2.get(f"{running.urls['']}{path}", timeout=60)
         assert refused.status_code == 404
+
+
+def test_many_requests_are_with_the_engine_at_once(running: Running) -> None:
+    """No hop holds a request back: the engine answers the first when the last has come."""
+
+    async def work() -> list[int]:
+        limits = httpx2.Limits(max_connections=AT_ONCE)
+        async with httpx2.AsyncClient(timeout=60, limits=limits) as client:
+            url, body = f"{running.urls['']}/v1/completions", {"model": "m", "prompt": TEXT}
+            answers = await asyncio.gather(*(client.post(url, json=body) for _ in range(AT_ONCE)))
+            return [one.status_code for one in answers]
+
+    assert asyncio.run(work()) == [200] * AT_ONCE
 
 
 def test_where_the_policy_does_not_hold_no_request_leaves(running: Running) -> None:

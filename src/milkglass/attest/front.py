@@ -42,6 +42,7 @@ from milkglass.errors import Busy, Unreachable, UsageError
 
 EVIDENCE_PER_MINUTE = 60  # pieces of evidence a minute
 SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
+MAX_CONNECTIONS = 1024  # to the engine at a time, each kept for the next request
 
 
 def key_of(certificate: Path) -> bytes:
@@ -69,9 +70,11 @@ class Front:
     def app(self) -> Starlette:
         @asynccontextmanager
         async def running(_: Starlette) -> AsyncIterator[None]:
-            timeout = httpx2.Timeout(SILENCE_SECONDS, connect=10.0)
-            async with httpx2.AsyncClient(base_url=self.engine or "http://127.0.0.1", timeout=timeout, trust_env=False,
-                                          headers={"Accept-Encoding": "identity"}) as self._client:  # fmt: skip
+            async with httpx2.AsyncClient(
+                base_url=self.engine or "http://127.0.0.1", trust_env=False, headers={"Accept-Encoding": "identity"},
+                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=10.0),
+                limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+            ) as self._client:  # fmt: skip
                 yield
 
         headers = {STATE_HEADER: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
