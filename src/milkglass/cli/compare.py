@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -90,103 +90,77 @@ def compare(
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
-    from milkglass.client.training_request import steps_of, training_defaults
-    from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
-    from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
+    from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
     from milkglass.compare.report.words import line, next_line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
-    from milkglass.compare.rows import ComparisonRows
     from milkglass.compare.run import MEASURES, TimeLimits
-    from milkglass.compare.run import compare as compared
-    from milkglass.compare.training import MIN_REPORTS, cut_words
+    from milkglass.compare.run import compare as run_ways
     from milkglass.compare.ways import ComparisonSettings, chosen_ways
-    from milkglass.rows.examples import Summary, checked, read_texts
-    from milkglass.server.jobs.needs import ModelSizes
-    from milkglass.server.spec import Hyperparameters, hyperparameters_of
+    from milkglass.rows.examples import Summary, read_texts
+    from milkglass.server.spec import hyperparameters_of
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
 
     if Path(model).is_file():
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
-    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
-    hyperparameters_of(given, option_of)  # before anything is read
-    named = [one.strip() for one in ways.split(",")] if ways else []
-    chosen_ways(named, quick, everything)
-    whole = Budget.parse(budget).seconds if budget else float("inf")
-    limits = TimeLimits(whole, Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS)
+    options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+    hyperparameters_of(options, option_of)  # before anything is read
+    names = [name.strip() for name in ways.split(",")] if ways else []
+    chosen_ways(names, quick, everything)
+    clock_seconds = Budget.parse(budget).seconds if budget else float("inf")
+    attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     kept = keep or out / "kept"
-    files = [columns.file(one) for one in (data, validation) if one is not None]
-    judged = files[1] if len(files) > 1 else None
-    others = [] if public is None else [one.text for one in read_texts(columns.second(public))]
+    data_file, held_out = columns.file(data), None if validation is None else columns.file(validation)
+    public_texts = [] if public is None else [row.text for row in read_texts(columns.second(public))]
 
-    def skipped(name: str, found: Summary) -> None:
-        say_skipped(name, found.blank, found.empty)
+    def report_skipped(name: str, summary: Summary) -> None:
+        say_skipped(name, summary.blank, summary.empty)
 
-    summary = checked(files[0], task)
-    text_length = QUICK_LENGTH if quick else MAX_LENGTH
-    length = max_length or (CHAT_LENGTH if summary.task == TASK else text_length)
-    given["max_length"] = length
-    rows: ComparisonRows
-    base = None
-    if summary.task == TASK:
-        skipped(files[0].name, summary)
-        if judged is not None:
-            skipped(judged.name, checked(judged, TASK))
-        base = original(model)
-        extent = QUICK if quick else Extent()
-        rows = chats = ChatRows.of(base, files[0], judged, seed, extent, length, summary)
-        settings = hyperparameters_of({"task": TASK, **chats.training(given)})
-        head: dict[str, Any] = {"task": TASK}
-    else:
-        rows = ComparisonRows.read(files[0], judged, seed, skipped, task, QUICK_ROWS if quick else None)
-        settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), given, False))
-        head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
-    selected = chosen_ways(named, quick, everything, rows.task)
-    for file in files:
-        say_read(file)
-    training = Hyperparameters(**{**settings, **head, "seed": seed})
-    if isinstance(rows, ChatRows) and base is not None:
-        training = training.fitted(len(ModelSizes.of(base).layers))
-    often = max(1, min(training.logging_steps, steps_of(len(rows.train.texts), training) // MIN_REPORTS))
-    training = training.model_copy(update={"logging_steps": often})
-    base = base or original(model)
+    prepared = prepare(
+        lambda: original(model), data_file, held_out, options, seed, task=task, quick=quick,
+        text_length=QUICK_LENGTH if quick else MAX_LENGTH, max_rows=QUICK_ROWS if quick else None,
+        report_skipped=report_skipped,
+    )  # fmt: skip
+    rows = prepared.rows
+    selected = chosen_ways(names, quick, everything, rows.task)
+    for file in (data_file, held_out):
+        if file is not None:
+            say_read(file)
     with heartbeat(note) as log, resumable(out):
-        second = "" if rows.train.pairs is None else " --pair 'its second text'"
+        second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         commands = {
             "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept)),
-            "text": f"'a new text'{second}",
+            "text": f"'a new text'{second_text}",
             "compare": same_command(context, ways=None, keep=None, everything=False),
         }  # fmt: skip
-        if isinstance(rows, ChatRows):
-            notes = rows.about(training)
-        else:
-            cut = cut_words(base, rows.train, training.max_length)
-            notes = (cut,) if cut else ()
-        setting = ComparisonSettings(
-            model, base, base.digest(), rows, training, seed, out / "cells", cores(), log, commands, notes
-        )
-        asked, count = len(rows.held_out.texts), [0]
-        ways_in_words = f"{len(selected)} way{'' if len(selected) == 1 else 's'}"
-        log(f"{ways_in_words}, {len(rows.train.texts):,} rows to train with, {asked:,} to ask about")
-        for words in notes:
-            log(words)
-        measure = MEASURES[rows.task]
+        settings = ComparisonSettings(
+            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", cores(), log,
+            commands, prepared.notes,
+        )  # fmt: skip
+        number_of_ways = f"{len(selected)} way{'' if len(selected) == 1 else 's'}"
+        train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
+        log(f"{number_of_ways}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
+        for sentence in prepared.notes:
+            log(sentence)
+        finished = 0
 
-        def report(way: WayResult, left: float) -> None:
-            count[0] += 1
-            rest = f"  [about {duration(left)} left]" if left == left and left >= 1 and count[0] < len(selected) else ""
-            log(f"[{count[0]} of {len(selected)}] {line(way, measure)}{rest}")
+        def report(way: WayResult, seconds_left: float) -> None:
+            nonlocal finished
+            finished += 1
+            left = f"  [about {duration(seconds_left)} left]" if seconds_left >= 1 and finished < len(selected) else ""
+            log(f"[{finished} of {len(selected)}] {line(way, MEASURES[rows.task])}{left}")
 
-        result = compared(setting, selected, out, limits, others, kept, report, log)
-    written = page.write(result, out)
+        limits = TimeLimits(clock_seconds, attack_seconds)
+        result = run_ways(settings, selected, out, limits, public_texts, kept, report, log)
+    page_file = page.write(result, out)
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), f"page: {written}"]),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), f"page: {page_file}"]),
     )
     if not as_json and (words := next_line(result)):
         note(words)

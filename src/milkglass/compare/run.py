@@ -80,11 +80,11 @@ def compare(
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for number, way in enumerate(ways):
-        result, answered = run.one(way, ways[number + 1 :])
+        result, answered = run.run_way(way, ways[number + 1 :])
         if answered is not None:
             answers[way.name] = answered
-        results.append(_above(setting, result, results, answers))
-        report(results[-1], run.left(ways[number + 1 :]))
+        results.append(_with_gap(setting, result, results, answers))
+        report(results[-1], run.seconds_left(ways[number + 1 :]))
     rows = setting.rows
     compared = Compared(
         setting.name, rows.task, MEASURES[rows.task],
@@ -92,7 +92,7 @@ def compare(
         settings=setting.training.model_dump(), notes=setting.notes,
     )  # fmt: skip
     if kept is not None and (home := compared.best_local) is not None:
-        keep.keep(setting, run.models.get(home.name) or run.again(ways, home.name), kept)
+        keep.keep(setting, run.models.get(home.name) or run.answer_again(ways, home.name), kept)
         compared = replace(compared, kept=str(kept), kept_way=home.name)
     compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
     commanded = tuple(_with_command(one, compared.kept_way, setting) for one in compared.ways)
@@ -138,40 +138,43 @@ class _Run:
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
         self._started, self.earlier = time.monotonic(), 0.0
-        self._trained, self._attacked = list[float](), list[float]()  # seconds by the clock, of a unit of work, a way
+        self._training_seconds, self._attack_seconds = (
+            list[float](),
+            list[float](),
+        )  # seconds by the clock, of a unit of work, a way
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def left(self, ways: Sequence[Way]) -> float:
+    def seconds_left(self, ways: Sequence[Way]) -> float:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
-        if not self._trained:
+        if not self._training_seconds:
             return math.nan
-        attacks = float(np.mean(self._attacked)) if self._attacked else self.limits.attacks
+        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attacks
         costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
         return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
 
     def _training_cost(self, way: Way) -> float:
         """Returns about how many seconds of the clock a way's training takes; 0 before one was seen."""
-        if not self._trained or not (work := way.work(self.setting)):
+        if not self._training_seconds or not (work := way.work(self.setting)):
             return 0.0
-        return work * float(np.mean(self._trained))
+        return work * float(np.mean(self._training_seconds))
 
     def _attack_time(self, later: Sequence[Way]) -> float:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
-        trained = sum(map(self._training_cost, later))
-        attacked = sum(_is_attacked(way) for way in later)
-        return max(MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed() - trained) / (1 + attacked))
+        training_seconds = sum(map(self._training_cost, later))
+        attacked_ways = sum(_is_attacked(way) for way in later)
+        return max(MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed() - training_seconds) / (1 + attacked_ways))
 
-    def one(self, way: Way, later: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
+    def run_way(self, way: Way, later: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers.
 
         Args:
             later: the ways that follow, which are to have time, too.
         """
         seconds = self._attack_time(later)
-        if known := self._load_kept(way, seconds):
-            return known
+        if stored := self._load_stored(way, seconds):
+            return stored
         blank = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
         if self.elapsed() + cost > self.limits.seconds and cost:
@@ -180,11 +183,11 @@ class _Run:
         try:
             if reason := way.other_rows(self.setting.rows.task) or way.refuses(self.setting):
                 return replace(blank, state="does not apply", reason=reason), None
-            begun = time.monotonic()
+            started = time.monotonic()
             self.log(f"{way.title}: trained and asked")
             answered = way.measure_answers(self.setting)
             if answered.cell is not None:
-                self._seen(time.monotonic() - begun, way)
+                self._note_training_time(time.monotonic() - started, way)
             if way.local:
                 self.models[way.name] = answered
             reading = self._attack(way, answered, seconds)
@@ -198,13 +201,13 @@ class _Run:
             seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
             notes=(*answered.notes, *(self._notes(answered) if way.work(self.setting) else ())),
         )  # fmt: skip
-        self._keep(way, result, answered.answers, time.monotonic() - begun, seconds)
+        self._store(way, result, answered.answers, time.monotonic() - started, seconds)
         return result, answered.answers
 
-    def _seen(self, seconds: float, way: Way) -> None:
+    def _note_training_time(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was there before tells nothing."""
         if (work := way.work(self.setting)) and seconds > TAKEN_OVER_SECONDS:
-            self._trained.append(seconds / work)
+            self._training_seconds.append(seconds / work)
 
     def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
         """Returns that the training was too short to tell, if it was."""
@@ -216,7 +219,7 @@ class _Run:
         fell = f"the loss fell from {before:.2f} to {last:.2f} in the last quarter"
         return (f"its training ended early: {fell}; a larger --epochs may give more",)
 
-    def again(self, ways: Sequence[Way], name: str) -> WayAnswer:
+    def answer_again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).measure_answers(self.setting)
 
@@ -253,23 +256,23 @@ class _Run:
         reading = attackers.reading_of(
             self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most_work:g}", ended
         )
-        self._attacked.append(time.monotonic() - begun)
+        self._attack_seconds.append(time.monotonic() - begun)
         return reading
 
     # --- what was finished --------------------------------------------------------------------------------------------
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _keep(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float, seconds: float) -> None:
+    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float, seconds: float) -> None:
         files.private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
-        about = {**limits, "public": len(self.public), "clock": spent}
-        document = {"about": about, "result": finite(asdict(result)), "answers": pack_answers(answers)}
+        limits_and_time = {**limits, "public": len(self.public), "clock": spent}
+        document = {"about": limits_and_time, "result": finite(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
-    def _load_kept(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
+    def _load_stored(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
         """Returns a way that was finished, unless its attacks are to have more time now."""
-        if (document := self._stored(way)) is None:
+        if (document := self._stored_document(way)) is None:
             return None
         result = read_way(document["result"])
         limits_then = document["about"]
@@ -280,7 +283,7 @@ class _Run:
         self.earlier += float(limits_then["clock"])
         return result, unpack_answers(document["answers"])
 
-    def _stored(self, way: Way) -> Any:
+    def _stored_document(self, way: Way) -> Any:
         """Returns the document of a way that was finished by attackers with the same public text, or None."""
         if not self._path(way).is_file():
             return None
@@ -295,14 +298,14 @@ class _Run:
         """
         by_name = {result.name: result for result in results}
         for way in WAYS.values():
-            if way.name not in by_name and (document := self._stored(way)) is not None:
+            if way.name not in by_name and (document := self._stored_document(way)) is not None:
                 by_name[way.name] = read_way(document["result"])
                 answers[way.name] = unpack_answers(document["answers"])
                 self.earlier += float(document["about"]["clock"])
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
         merged = list[WayResult]()
         for name in order:
-            merged.append(_above(self.setting, by_name[name], merged, answers))
+            merged.append(_with_gap(self.setting, by_name[name], merged, answers))
         return merged
 
 
@@ -313,16 +316,17 @@ def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
     truth = np.asarray(setting.rows.held_out.labels)
     if setting.rows.task == "regression":
         return pearson(answers, truth, np.random.default_rng(0))
-    right = (answers == truth).astype(np.float64)
-    return resampled(lambda counts: counts @ right / len(right), len(right), np.random.default_rng(0))
+    is_right = (answers == truth).astype(np.float64)
+    return resampled(lambda counts: counts @ is_right / len(is_right), len(is_right), np.random.default_rng(0))
 
 
-def _above(
+def _with_gap(
     setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
-    best = min if setting.rows.task == TASK else max
-    home = best((one for one in earlier if one.local and one.quality), key=lambda one: one.quality.value, default=None)  # type: ignore[union-attr]
+    local = [way for way in earlier if way.local and way.quality is not None]
+    pick_best = min if setting.rows.task == TASK else max
+    home = pick_best(local, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None)
     if result.local or home is None or result.name not in answers:
         return result
     if setting.rows.task == TASK:
@@ -370,15 +374,15 @@ def read_way(raw: Any) -> WayResult:
 
     reading = raw["reading"]
     if reading is not None:
-        parts = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
+        shares = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
         guess = math.nan if reading["guess"] is None else reading["guess"]
-        reading = Reading(**{**reading, **parts, "guess": guess, "more": tuple(reading["more"]),
+        reading = Reading(**{**reading, **shares, "guess": guess, "more": tuple(reading["more"]),
                              "example": _example(reading["example"])})  # fmt: skip
-    numbers = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}
+    seconds = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}
     return WayResult(
         **{
             **raw,
-            **numbers,
+            **seconds,
             "quality": interval(raw["quality"]),
             "above": interval(raw["above"]),
             "reading": reading,

@@ -1,0 +1,87 @@
+"""Reads the rows of a comparison and decides the settings of its trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milkglass.client.training_request import steps_of, training_defaults
+from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
+from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
+from milkglass.compare.rows import ComparisonRows
+from milkglass.compare.training import MIN_REPORTS, cut_words
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Summary, checked
+from milkglass.server.jobs.needs import ModelSizes
+from milkglass.server.spec import Hyperparameters, hyperparameters_of
+
+ReportSkipped = Callable[[str, Summary], None]  # receives a file's name and its summary
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """The rows of a comparison, and how every way is trained with them.
+
+    Attributes:
+        notes: how the rows are trained with and asked about, in sentences.
+    """
+
+    rows: ComparisonRows
+    base: Checkpoint
+    training: Hyperparameters
+    notes: tuple[str, ...]
+
+
+def prepare(
+    open_model: Callable[[], Checkpoint], data: DataFile, held_out: DataFile | None, options: Mapping[str, Any],
+    seed: int, *, task: str | None, quick: bool, text_length: int, max_rows: int | None, report_skipped: ReportSkipped,
+) -> PreparedRows:  # fmt: skip
+    """Reads and checks the rows, then opens the model.
+
+    Args:
+        held_out: the rows that are asked about. None: a part of the data.
+        options: hyperparameters that the user gave. None: not given.
+        task: "classification" or "regression". None: decided by the labels.
+        quick: whether rows with answers are few and their trainings short.
+        text_length: tokens to which rows with labels are cut, if `options` has no other.
+        max_rows: rows with labels that are trained with at most. None: all.
+
+    Raises:
+        CodecError: the rows have neither labels nor answers, or are too few.
+        UsageError: an option is out of range.
+    """
+    summary = checked(data, task)
+    if summary.task == TASK:
+        options = {**options, "max_length": options.get("max_length") or CHAT_LENGTH}
+        return _prepare_chats(open_model, data, held_out, options, seed, quick, summary, report_skipped)
+    options = {**options, "max_length": options.get("max_length") or text_length}
+    rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)
+    settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), options, False))
+    head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
+    training = _reported_often(Hyperparameters(**{**settings, **head, "seed": seed}), len(rows.train.texts))
+    base = open_model()
+    cut = cut_words(base, rows.train, training.max_length)
+    return PreparedRows(rows, base, training, (cut,) if cut else ())
+
+
+def _prepare_chats(
+    open_model: Callable[[], Checkpoint], data: DataFile, held_out: DataFile | None, options: Mapping[str, Any],
+    seed: int, quick: bool, summary: Summary, report_skipped: ReportSkipped,
+) -> PreparedRows:  # fmt: skip
+    report_skipped(data.name, summary)
+    if held_out is not None:
+        report_skipped(held_out.name, checked(held_out, TASK))
+    base, extent = open_model(), QUICK if quick else Extent()
+    rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
+    settings = hyperparameters_of({"task": TASK, **rows.training(options)})
+    training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).fitted(len(ModelSizes.of(base).layers))
+    training = _reported_often(training, len(rows.train.texts))
+    return PreparedRows(rows, base, training, rows.about(training))
+
+
+def _reported_often(training: Hyperparameters, rows: int) -> Hyperparameters:
+    """Returns settings whose loss is reported so often that the end of a training can be judged by it."""
+    steps = max(1, min(training.logging_steps, steps_of(rows, training) // MIN_REPORTS))
+    return training.model_copy(update={"logging_steps": steps})
