@@ -122,7 +122,17 @@ def test_the_verdict_says_that_what_gains_is_read() -> None:
     masked, plain = way("masked", "names are masked", 0.8, 0.08, 0.7), way("plain", "sent as it is", 0.82, 0.1, 1.0)
     first, second, *_ = compared(masked, plain).verdict
     assert first.startswith("No way here hides your text") and "82 % right" in first
-    assert "the way masked (80 % right, 70 % read)" in second
+    assert "the way masked (80 % right; 70 % of the names and other content words are read)" in second
+
+
+def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
+    one = way("symbols", "words are scrambled", 0.8, 0.08, 0.05)
+    assert one.reading is not None
+    numbers = replace(one, reading=replace(one.reading, numbers=Interval(0.46, 0.4, 0.5, 99)))
+    first = compared(numbers).verdict[0]
+    assert first.startswith("No way here hides your text") and "46 % of the numbers are read" in first
+    words_alone = replace(one, reading=replace(one.reading, content=None, names=None, numbers=None))
+    assert "unknown share" in compared(words_alone).verdict[0]
 
 
 def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:

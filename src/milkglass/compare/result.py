@@ -103,6 +103,14 @@ class WayResult:
             return math.nan
         return self.reading.content.value
 
+    @property
+    def most_read(self) -> float:
+        """Returns the largest share that is read of content words, of names or of numbers; nan if none is known."""
+        if self.local:
+            return 0.0
+        shares = [] if self.reading is None else [self.reading.content, self.reading.names, self.reading.numbers]
+        return max((share.value for share in shares if share is not None), default=math.nan)
+
 
 @dataclass(frozen=True)
 class Compared:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from milkglass.compare.result import Compared, WayResult
 
-MAX_HIDDEN_SHARE_READ = 0.10  # of the content words; above, a way does not count as hiding the text
+MAX_HIDDEN_SHARE_READ = 0.10  # of content words, of names or of numbers; above, a way does not count as hiding text
 
 
 def verdict(result: Compared) -> tuple[str, ...]:
@@ -23,12 +25,8 @@ def verdict(result: Compared) -> tuple[str, ...]:
             "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
             "worth: give more rows or --epochs, or leave out --quick.",
         )
-    hiding = [
-        one
-        for one in better
-        if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group not in ("confidential hardware",)
-    ]
-    open_ = [one for one in better if one not in hiding and one.group not in ("confidential hardware", "sent as it is")]
+    hiding = [way for way in better if _hides(way)]
+    open_ = [way for way in better if way not in hiding and way.group not in ("confidential hardware", "sent as it is")]
     if better and not hiding and open_:
         sentences.append(
             f"Of the ways that change the text, {_listed(result, open_)} "
@@ -55,15 +53,9 @@ def _first_sentence(result: Compared, home: WayResult, sent: list[WayResult], be
     if not better:
         more = "less" if result.measure == "loss" else "more"
         return f"Keep it here: {have}, and nothing that you would send is shown to have {more}."
-    hiding = [
-        one for one in better if one.percent_read <= MAX_HIDDEN_SHARE_READ and one.group != "confidential hardware"
-    ]
-    if hiding:
+    if hiding := [way for way in better if _hides(way)]:
         best = max(hiding, key=result.worth)
-        return (
-            f"{best.title} is worth sending: {amount(result, best)}, where {have}; "
-            f"{100 * best.percent_read:.0f} % of the names and other content words are read."
-        )
+        return f"{best.title} is worth sending: {amount(result, best)}, where {have}; {_read(best)} are read."
     plain = [one for one in better if one.group in ("confidential hardware", "sent as it is")]
     if plain:
         best = max(plain, key=result.worth)
@@ -74,8 +66,25 @@ def _first_sentence(result: Compared, home: WayResult, sent: list[WayResult], be
     best = max(better, key=result.worth)
     return (
         f"No way here hides your text and is worth sending: {have}. {best.title} has {amount(result, best)}, and "
-        f"{100 * best.percent_read:.0f} % of the names and other content words are read."
+        f"{_read(best)} are read."
     )
+
+
+def _hides(way: WayResult) -> bool:
+    """Returns whether little is read of a way that needs no trust in hardware."""
+    return way.most_read <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
+
+
+def _read(way: WayResult) -> str:
+    """Returns the shares that are read, in words. Names and numbers stand apart where more is read of them."""
+    if math.isnan(way.percent_read):
+        return "an unknown share of its words"
+    words = [f"{100 * way.percent_read:.0f} % of the names and other content words"]
+    if way.reading is not None:
+        apart = (("names", way.reading.names), ("numbers", way.reading.numbers))
+        words += [f"{100 * share.value:.0f} % of the {noun}" for noun, share in apart
+                  if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.percent_read)]  # fmt: skip
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _learnt_nothing(result: Compared, home: WayResult) -> bool:
@@ -120,5 +129,5 @@ def _width(sent: list[WayResult]) -> float | None:
 
 def _listed(result: Compared, ways: list[WayResult]) -> str:
     """Returns the ways in words, each with the share that is read."""
-    words = [f"{one.title} ({amount(result, one)}, {100 * one.percent_read:.0f} % read)" for one in ways]
+    words = [f"{way.title} ({amount(result, way)}; {_read(way)} are read)" for way in ways]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -491,7 +491,7 @@ WAYS: Catalogue[Way] = Catalogue(
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
         group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
-        provider="a confidential machine and GPU", command="see docs/attested.md",
+        provider="a confidential machine and GPU", command="milkglass attest --help",
     ),
     DefenceWay(
         name="plain", tasks=ALL_TASKS, title="the model as it is, at the provider", group="sent as it is",
