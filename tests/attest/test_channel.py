@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx2
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from milkglass.attest import connections
 from milkglass.attest.channel import AttestedChannel, Leases, verifier
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
@@ -384,5 +386,44 @@ def test_of_several_servers_behind_one_address_each_is_verified(count: int, auth
                 with suppress(AttestationError):
                     await one.ask()
             assert not server.of_key.get(bad), "the one without evidence never received a request"
+
+    asyncio.run(work())
+
+
+def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests one after the other share a connection; of many at a time some connections are kept."""
+    monkeypatch.setattr(connections, "MAX_IDLE", 3)
+    seen, writers = list[int](), list[asyncio.StreamWriter]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                seen.append(writer.get_extra_info("peername")[1])
+                await asyncio.sleep(0.05)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await writer.drain()
+
+    async def work() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        transport = connections.SeparateConnections(5)
+        async with server:
+            client = httpx2.AsyncClient(transport=transport, timeout=30)
+            for _ in range(3):
+                assert (await client.get(url)).text == "ok"
+            assert len({*seen}) == 1
+            seen.clear()
+            answers = await asyncio.gather(*(client.get(url) for _ in range(10)))
+            assert [one.text for one in answers] == ["ok"] * 10
+            assert len({*seen[:5]}) == 5, "no more than five at a time"
+            seen.clear()
+            await asyncio.gather(*(client.get(url) for _ in range(3)))
+            assert len(transport._idle) == 3
+            await client.aclose()
+            assert not transport._idle
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
 
     asyncio.run(work())

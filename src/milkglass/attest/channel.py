@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from milkglass.attest import evidence
 from milkglass.attest.claims import Verdict
+from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.providers import PROVIDERS
@@ -38,6 +39,7 @@ from milkglass.errors import AttestationError, Unreachable
 RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for an answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
+MAX_CONNECTIONS = 256  # to the server at a time
 MAX_ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -144,9 +146,9 @@ class AttestedChannel:
     def connected(self) -> httpx2.AsyncClient:
         """Returns a client of the server, whose connections are admitted one by one."""
         client = httpx2.AsyncClient(
-            base_url=self.policy.server, verify=self.context, trust_env=False, timeout=self._timeout,
+            base_url=self.policy.server, trust_env=False, timeout=self._timeout,
             headers={"Accept-Encoding": "identity"},
-            limits=httpx2.Limits(max_connections=256, max_keepalive_connections=256),
+            transport=SeparateConnections(MAX_CONNECTIONS, self.context),
         )  # fmt: skip
         del client.headers["User-Agent"]
         return client

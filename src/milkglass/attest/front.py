@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough, sealing
 from milkglass.attest.channel import RELEASE_PATH, spki_of
+from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import (
     ANSWERED_HEADERS,
@@ -42,7 +43,7 @@ from milkglass.errors import Busy, Unreachable, UsageError
 
 EVIDENCE_PER_MINUTE = 60  # pieces of evidence a minute
 SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
-MAX_CONNECTIONS = 1024  # to the engine at a time, each kept for the next request
+MAX_CONNECTIONS = 1024  # to the engine at a time
 
 
 def key_of(certificate: Path) -> bytes:
@@ -72,8 +73,7 @@ class Front:
         async def running(_: Starlette) -> AsyncIterator[None]:
             async with httpx2.AsyncClient(
                 base_url=self.engine or "http://127.0.0.1", trust_env=False, headers={"Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=10.0),
-                limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=10.0), transport=SeparateConnections(MAX_CONNECTIONS),
             ) as self._client:  # fmt: skip
                 yield
 

@@ -1,0 +1,84 @@
+"""A transport that keeps each connection apart.
+
+httpcore's pool looks at every idle connection whenever a request comes and whenever one ends. Beside many streams that
+is a third of what a hop costs, so here each connection has a pool of its own, and the last one that was used comes
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx2
+
+MAX_IDLE = 64  # connections that are kept for later requests
+
+
+class SeparateConnections(httpx2.AsyncBaseTransport):
+    """Sends each request on a connection that is free, or on a new one.
+
+    Args:
+        verify: the context of TLS. True: the usual one.
+        max_connections: requests at a time; further ones wait.
+    """
+
+    def __init__(self, max_connections: int, verify: ssl.SSLContext | bool = True) -> None:
+        self._verify, self._free = verify, asyncio.Semaphore(max_connections)
+        self._idle = list[httpx2.AsyncHTTPTransport]()
+        self._is_closed = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        await self._free.acquire()
+        connection = self._idle.pop() if self._idle else self._new()
+        try:
+            answer = await connection.handle_async_request(request)
+        except BaseException:
+            await self._release(connection)
+            raise
+        assert isinstance(answer.stream, httpx2.AsyncByteStream)
+        body = _ReleasingStream(answer.stream, lambda: self._release(connection))
+        return httpx2.Response(
+            answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions, request=request
+        )
+
+    def _new(self) -> httpx2.AsyncHTTPTransport:
+        limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
+        return httpx2.AsyncHTTPTransport(verify=self._verify, trust_env=False, limits=limits)
+
+    async def _release(self, connection: httpx2.AsyncHTTPTransport) -> None:
+        """Keeps a connection for the next request, or closes it where no more are kept."""
+        self._free.release()
+        if len(self._idle) < MAX_IDLE and not self._is_closed:
+            self._idle.append(connection)
+        else:
+            await connection.aclose()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
+
+
+@dataclass
+class _ReleasingStream(httpx2.AsyncByteStream):
+    """A body whose connection is free once it was closed."""
+
+    stream: httpx2.AsyncByteStream
+    release: Callable[[], Awaitable[None]]
+    is_closed: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self.stream:
+            yield part
+
+    async def aclose(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            await self.stream.aclose()
+        finally:
+            await self.release()
