@@ -51,5 +51,5 @@ def trained(model: torch.nn.Module, tokens: int) -> float:
 
 def _multiplied(model: torch.nn.Module) -> int:
     """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
-    parts = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
-    return sum(weights.numel() for one in parts for weights in one.parameters(recurse=False))
+    multiplying = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
+    return sum(weights.numel() for one in multiplying for weights in one.parameters(recurse=False))

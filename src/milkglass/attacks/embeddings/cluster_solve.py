@@ -124,12 +124,12 @@ class ClusterSearch:
             return
         seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
         misfits = []
-        for part in np.array_split(seeds, max(1, len(seeds) // 16)):
-            _, candidates = self._shortlist(part, self._width(max(self.widths)))
-            for seed, tokens in zip(part, candidates, strict=True):
+        for some_seeds in np.array_split(seeds, max(1, len(seeds) // 16)):
+            _, candidates = self._shortlist(some_seeds, self._width(max(self.widths)))
+            for seed, tokens in zip(some_seeds, candidates, strict=True):
                 share = len(tokens) / self.rows.shape[1]
-                rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
-                misfits.append(rest / max(1e-3, 1 - share) ** 0.5)
+                residual = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
+                misfits.append(residual / max(1e-3, 1 - share) ** 0.5)
         self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
         if self.noise < MAX_SKETCH_NOISE:
             self._project(self.sketch)
@@ -156,12 +156,12 @@ class ClusterSearch:
         """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
         order = self.rng.permutation(np.flatnonzero(self.free_rows))
         self._refresh()
-        seeds_tried = solved = at = 0
-        while at < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
-            seeds = order[at:][self.free_rows[order[at:]]][: self.batch]
+        seeds_tried = solved = next_seed = 0
+        while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
+            seeds = order[next_seed:][self.free_rows[order[next_seed:]]][: self.batch]
             if not len(seeds):
                 break
-            at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
+            next_seed = 1 + int(np.flatnonzero(order == seeds[-1])[0])
             if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
                 self._refresh()
             solved += self._solve_seeds(seeds, width, margin)
@@ -200,14 +200,14 @@ class ClusterSearch:
     def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
         """Solves the clusters of these seeds. Returns how many were solved."""
         nearest_rows, candidates = self._shortlist(seeds, width)
-        on, _ = sparse.eliminate(
+        is_member, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
         )
         solved = 0
         for number, seed in enumerate(seeds):
             if self.free_rows[seed]:
                 solved += self._settle(
-                    candidates[number][on[number].numpy()], nearest_rows[number], candidates[number], margin
+                    candidates[number][is_member[number].numpy()], nearest_rows[number], candidates[number], margin
                 )
         return solved
 
@@ -233,14 +233,14 @@ class ClusterSearch:
         return np.array([token for token in tokens if len(self.twins[token])], np.int64)
 
     def _fits(self, rows: Ids, tokens: Ids) -> bool:
-        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
-        return bool((left <= (10 if self.exact else 2) * self.noise).all())
+        misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
+        return bool((misfits <= (10 if self.exact else 2) * self.noise).all())
 
     def _similar(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
-        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
-        count = min(2 * self.copies * len(tokens) + 8, len(left))
-        rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
+        misfits = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
+        count = min(2 * self.copies * len(tokens) + 8, len(misfits))
+        rows = self.pool_rows.ids[misfits.topk(count, largest=False).indices.numpy()]
         return rows[self.free_rows[rows]]
 
     def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
@@ -265,12 +265,14 @@ class ClusterSearch:
         pool = np.concatenate([candidates, tokens])
         if wide:
             mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
-            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(tokens)], mean, 16)
-            pool = np.concatenate([pool, self.pool_tokens.ids[more.numpy()]])
+            present = self.small_tokens[torch.from_numpy(tokens)]
+            added = sparse.best_added(self.pool_tokens.small, present, mean, 16)
+            pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
         pool = self._free(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
-        on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
-        return pool[on[0].numpy()]
+        noise_of_mean = self.noise / len(rows) ** 0.5
+        is_member, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
+        return pool[is_member[0].numpy()]
 
     def _claim(self, rows: Ids, tokens: Ids) -> bool:
         """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
@@ -279,9 +281,11 @@ class ClusterSearch:
         if self.exact and solved.min() < -1e-3:
             return False
         parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
-        for row_numbers, those in parts:
+        for row_numbers, token_numbers in parts:
             self.free_rows[rows[row_numbers]] = False
-            members, weights = self._expand(len(row_numbers), tokens[those], solved[np.ix_(row_numbers, those)])
+            members, weights = self._expand(
+                len(row_numbers), tokens[token_numbers], solved[np.ix_(row_numbers, token_numbers)]
+            )
             self.clusters.append((rows[row_numbers], members, weights))
         return True
 
@@ -380,5 +384,5 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, 
     for block in np.array_split(rows, 1 + len(rows) // 512):
         likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
         best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
-        for row, places, values in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
-            yield Group(np.array([row]), unassigned[places]), values[None]
+        for row, nearest_places, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
+            yield Group(np.array([row]), unassigned[nearest_places]), log_likelihood[None]

@@ -15,6 +15,8 @@ different T for each layer.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -80,9 +82,9 @@ class Normal:
     def solve(self) -> Estimate:
         spread = torch.linalg.eigvalsh(self.gram)
         ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
-        result = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
-        left = self.power - 2 * float((result * self.cross).sum()) + float((result * (self.gram @ result)).sum())
-        return Estimate(result, (max(left, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
+        t = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
+        square_error = self.power - 2 * float((t * self.cross).sum()) + float((t * (self.gram @ t)).sum())
+        return Estimate(t, (max(square_error, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
 
 
 # --- which matrices --------------------------------------------------------------------------------------------------
@@ -156,8 +158,8 @@ def kinds(public: Model, seen: Model) -> Iterator[Kind]:
         if stack.change(public, seen) > MIN_CHANGE:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
             for turned in stack.turned:
-                parts = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
-                yield _best(stack.stem, parts, public)
+                normals = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
+                yield _best(stack.stem, normals, public)
 
 
 def _stem(name: str) -> str:
@@ -169,26 +171,25 @@ def gains_beside(public: Model, name: str) -> list[str]:
     layer = re.match(r"(.*?\.\d+\.)", name)
     if layer is None:
         return []
-    here = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
-    return [one for one in here if public.tensors[one].shape == (public.width,)]
+    weights = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
+    return [one for one in weights if public.tensors[one].shape == (public.width,)]
 
 
 def _best(stem: str, normals: Mapping[str, Normal], public: Model) -> Kind:
-    """Returns the kind with the gain that fits best, of the gains that every part's layer has."""
+    """Returns the kind of these matrices (normal equations by name), with the gain of their layers that fits best."""
     beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
-    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
-    result: list[Kind] = []
+    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in gains for gains in beside.values())]
+    fitted: list[Kind] = []
     for gain in (None, *everywhere):
         scaled = [
-            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in normals.items()
+            normal if gain is None else normal.scaled(public.tensors[beside[name][gain]])
+            for name, normal in normals.items()
         ]
-        total = scaled[0]
-        for one in scaled[1:]:
-            total += one
-        result.append(Kind(stem, gain, total, total.solve()))
-        if result[0].fit.unexplained < 1e-3:  # nothing was folded
+        total = functools.reduce(operator.add, scaled)
+        fitted.append(Kind(stem, gain, total, total.solve()))
+        if fitted[0].fit.unexplained < 1e-3:  # nothing was folded
             break
-    return min(result, key=lambda one: one.fit.unexplained)
+    return min(fitted, key=lambda kind: kind.fit.unexplained)
 
 
 # --- what they say together ------------------------------------------------------------------------------------------
@@ -207,8 +208,8 @@ def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] |
         if stack.fit.unexplained > tolerance:
             break
         for number, group in enumerate(groups):
-            known = group.solve().transformation
-            if float((stack.fit.transformation - known).norm() / known.norm()) < MAX_STACKED_DIFFERENCE:
+            t = group.solve().transformation
+            if float((stack.fit.transformation - t).norm() / t.norm()) < MAX_STACKED_DIFFERENCE:
                 groups[number] = group + stack.normal
                 break
         else:

@@ -97,25 +97,25 @@ class Combiner:
             count: how many texts the batch holds.
         """
         remaining, expected = [list(one) for one in options], sorted(lengths)
-        result = list[TokenTuple]()
+        texts = list[TokenTuple]()
         for number in range(count):
-            tried = [self.best(remaining[:length], result, budget, rng) for length in sorted(set(expected))]
-            text, distance = min(tried, key=lambda one: one[1])
-            if not text or (distance >= self.tolerance and not _unused_options(options, result)):
-                repeats = [one for one in result if len(one) in expected]
+            best_of_lengths = [self.best(remaining[:length], texts, budget, rng) for length in sorted(set(expected))]
+            text, distance = min(best_of_lengths, key=lambda one: one[1])
+            if not text or (distance >= self.tolerance and not _unused_options(options, texts)):
+                repeats = [one for one in texts if len(one) in expected]
                 text = min(repeats, key=lambda one: self._nearest([one], budget)[1]) if repeats else text
             if not text:
                 break
-            result.append(text)
+            texts.append(text)
             if lengths_known:
                 expected.remove(len(text))
             if budget.left() <= 0 or (lengths_known and not expected):
                 break
             for position, tokens in enumerate(options):
-                others = sum(one > position for one in expected) if lengths_known else count - number - 1
-                unmet = [token for at, token in _unused_options(options, result) if at == position]
-                remaining[position] = unmet if unmet and len(unmet) >= others else list(tokens)
-        return result
+                texts_to_come = sum(one > position for one in expected) if lengths_known else count - number - 1
+                unmet = [token for at, token in _unused_options(options, texts) if at == position]
+                remaining[position] = unmet if unmet and len(unmet) >= texts_to_come else list(tokens)
+        return texts
 
     def best(
         self, options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], budget: Budget, rng: np.random.Generator
@@ -144,8 +144,8 @@ class Combiner:
             if budget.left() <= 0:
                 break
         mean_distances = torch.cat(distances)
-        at = int(mean_distances.argmin())
-        return texts[at], float(mean_distances[at])
+        index = int(mean_distances.argmin())
+        return texts[index], float(mean_distances[index])
 
     def _descend(
         self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
@@ -233,8 +233,8 @@ class DAGER(Inversion):
 
     def __post_init__(self) -> None:
         for name in ("first", "second", "adapters", "most", "combinations", "starts"):
-            if (value := getattr(self, name)) <= 0:
-                raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
+            if (setting := getattr(self, name)) <= 0:
+                raise UsageError(f"{name} is {setting}", "give more than 0, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
@@ -245,10 +245,10 @@ class DAGER(Inversion):
         return reasons[0] if reasons and all(reasons) else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        found = self._find_texts(batch, budget, rng)
-        if batch.step.task == "next-token" and len(found) == batch.size:
-            found = completed(batch, found)
-        texts = [np.array(one, np.int64) for one in found]
+        token_tuples = self._find_texts(batch, budget, rng)
+        if batch.step.task == "next-token" and len(token_tuples) == batch.size:
+            token_tuples = completed(batch, token_tuples)
+        texts = [np.array(one, np.int64) for one in token_tuples]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
     def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
@@ -321,17 +321,16 @@ def completed(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTupl
         return list(texts)
     unexplained, last_states = _unexplained_gradient(batch, grad, texts)
     count = sum(len(one) for one in texts)  # of predictions
-    share = (
-        -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
-    )  # (v, b) of each text's state in each row
+    # (v, b) of each text's state in each row
+    share = -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
     read = sorted({token for one in texts for token in one})
     share[read] = -torch.inf
     best, token = share.max(0)
-    result = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
-    for at in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
-        tried = [[*result[:at], (*texts[at], last), *result[at + 1 :]] for last in [int(token[at]), *read]]
-        result = min(tried, key=lambda part: _misfit(batch, part))
-    return result
+    whole = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
+    for row in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
+        alternatives = [[*whole[:row], (*texts[row], last), *whole[row + 1 :]] for last in [int(token[row]), *read]]
+        whole = min(alternatives, key=lambda one: _misfit(batch, one))
+    return whole
 
 
 def _head_gradient(batch: SharedBatch) -> Tensor | None:

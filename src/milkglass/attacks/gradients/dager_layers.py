@@ -103,9 +103,9 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
 def layers(module: Any) -> nn.ModuleList:
     """Returns the model's layers. Raises UnsupportedModel if no module list has as many as the config says."""
     count = int(module.config.num_hidden_layers)
-    for one in module.modules():
-        if isinstance(one, nn.ModuleList) and len(one) == count:
-            return one
+    for submodule in module.modules():
+        if isinstance(submodule, nn.ModuleList) and len(submodule) == count:
+            return submodule
     raise UnsupportedModel(f"no list of {count} layers is in this model", "give a model of another family")
 
 
@@ -123,12 +123,12 @@ def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matri
 
 def _follower(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
     """Returns the second half of the adapter whose first half this module is, or None."""
-    for one in model.modules():
-        first, second = getattr(one, "lora_A", None), getattr(one, "lora_B", None)
-        if isinstance(first, nn.ModuleDict) and isinstance(second, nn.ModuleDict):
-            for key, half in first.items():
-                if half is module:
-                    return names[id(second[key].weight)]
+    for submodule in model.modules():
+        first_halves, second_halves = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
+        if isinstance(first_halves, nn.ModuleDict) and isinstance(second_halves, nn.ModuleDict):
+            for key, first_half in first_halves.items():
+                if first_half is module:
+                    return names[id(second_halves[key].weight)]
     return None
 
 
@@ -159,16 +159,16 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
 
     With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
     """
-    projection_grads, result = [], []
+    projection_grads, adapter_spans = [], []
     for matrix in attention_input.matrices:
         grad = batch.tensor(matrix.name)
         if grad is not None:
             projection_grads.append(grad.T if matrix.transposed else grad)
-        second = None if matrix.second_half is None else batch.tensor(matrix.second_half)
-        if second is not None:
+        second_grad = None if matrix.second_half is None else batch.tensor(matrix.second_half)
+        if second_grad is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
-            result.append(row_space([second], weight))
-    spans = [one for one in result if one.rank and not one.full]
+            adapter_spans.append(row_space([second_grad], weight))
+    spans = [one for one in adapter_spans if one.rank and not one.full]
     if projection_grads:
         stacked = row_space(projection_grads)
         vectors_fit = total is not None and total <= stacked.rank
@@ -212,9 +212,9 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
 
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
-    part = torch.arange(min(8, len(attention_input.step.table)))
-    seen = attention_input.read(attention_input.step.embedded(part[:, None].expand(-1, 2)).detach())
-    return not torch.allclose(seen[:, 0], seen[:, 1], rtol=1e-4, atol=1e-6)
+    first_ids = torch.arange(min(8, len(attention_input.step.table)))
+    states_there = attention_input.read(attention_input.step.embedded(first_ids[:, None].expand(-1, 2)).detach())
+    return not torch.allclose(states_there[:, 0], states_there[:, 1], rtol=1e-4, atol=1e-6)
 
 
 def grown_texts(
@@ -310,5 +310,5 @@ def chosen_texts(
 def _added(rows: Tensor, basis: Tensor) -> Tensor:
     """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
     outside = rows - (rows @ basis) @ basis.T
-    _, values, right = torch.linalg.svd(outside, full_matrices=False)
-    return right[values > MIN_DISTINCT_DISTANCE].T
+    _, singular_values, right_vectors = torch.linalg.svd(outside, full_matrices=False)
+    return right_vectors[singular_values > MIN_DISTINCT_DISTANCE].T

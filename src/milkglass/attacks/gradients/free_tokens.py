@@ -119,5 +119,5 @@ def dealt(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
     """Deals out the tokens to texts, by the lengths or else evenly. None: there are no tokens."""
     ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
-    ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)
-    return np.split(ids, ends[:-1])
+    text_ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)
+    return np.split(ids, text_ends[:-1])

@@ -58,16 +58,16 @@ class Span:
         rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
         inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By what lies in the span: wrong by 1e-3 where little lies outside.
-        result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
-        close_ones = (result < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
+        distances = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
+        close_ones = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
         close = (
             flat[close_ones].double() if self.through is None else flat[close_ones].double() @ self.through.double().T
         )
-        rest = close - (close @ self.basis) @ self.basis.T  # by what lies outside
-        result[close_ones] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
+        outside = close - (close @ self.basis) @ self.basis.T  # by what lies outside
+        distances[close_ones] = outside.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
         if self.values is not None:
-            result = result / self._explained(inside, sizes, self.values)
-        return result.reshape(vectors.shape[:-1])
+            distances = distances / self._explained(inside, sizes, self.values)
+        return distances.reshape(vectors.shape[:-1])
 
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
         """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
@@ -86,9 +86,9 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
     if not nonzero:
         return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
     stacked = torch.cat([one.double() / one.double().norm() for one in nonzero])
-    _, values, right = torch.linalg.svd(stacked, full_matrices=False)
-    rank = numerical_rank(values, eps)
-    return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))
+    _, singular_values, right_vectors = torch.linalg.svd(stacked, full_matrices=False)
+    rank = numerical_rank(singular_values, eps)
+    return Span(right_vectors[:rank].T.contiguous(), through, rank == min(stacked.shape))
 
 
 def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
@@ -102,21 +102,21 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
     steps = SUM_ROUNDINGS if rows.dtype in (torch.float32, torch.float64) else 1.0
     rounding = steps * torch.finfo(rows.dtype).eps * float(wide.square().mean().sqrt()) / 12**0.5
     error = math.hypot(rounding, noise) * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
-    _, values, right = torch.linalg.svd(wide, full_matrices=False)
-    rank = int((values > EDGE_FACTOR * error).sum())
-    return Span(right[:rank].T.contiguous(), None, rank == rows.shape[1], values[:rank], error)
+    _, singular_values, right_vectors = torch.linalg.svd(wide, full_matrices=False)
+    rank = int((singular_values > EDGE_FACTOR * error).sum())
+    return Span(right_vectors[:rank].T.contiguous(), None, rank == rows.shape[1], singular_values[:rank], error)
 
 
-def numerical_rank(values: Tensor, eps: float) -> int:
+def numerical_rank(singular_values: Tensor, eps: float) -> int:
     """Returns how many singular values, largest first, of numbers of precision `eps`, are more than rounding.
 
     The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps
     of the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that
     an exact zero beside a rounded one is no gap.
     """
-    relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
+    relative = (singular_values / singular_values[0].clamp_min(1e-300)).clamp_min(eps / 16)
     beyond = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]
     if not len(beyond):
-        return len(values)
+        return len(singular_values)
     gaps = relative[:-1][beyond] / relative[1:][beyond]
     return int(beyond[gaps.argmax()]) + 1

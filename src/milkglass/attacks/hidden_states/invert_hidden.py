@@ -72,10 +72,10 @@ class StateInverter(torch.nn.Module):
             self.read.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        result = self.turn((states - self.centre) / self.spread)
+        hidden = self.turn((states - self.centre) / self.spread)
         for layer in self.layers:
-            result = layer(result)
-        return self.read(result)
+            hidden = layer(hidden)
+        return self.read(hidden)
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class InvertHidden(Attack):
         inverter = device.moved(
             StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
-        time = budget.part(TRAINING_SHARE, budget.progress)
-        train(inverter, states, corpus, self, time, rng, clip=1.0)
-        parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
-        return Guess(running=np.concatenate(parts))
+        training_budget = budget.part(TRAINING_SHARE, budget.progress)
+        train(inverter, states, corpus, self, training_budget, rng, clip=1.0)
+        guesses = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(guesses))
 
     def observed(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -129,16 +129,16 @@ class InvertHidden(Attack):
         seed = int(rng.integers(2**31))
         states: list[torch.Tensor] = []
         texts: list[Ids] = []
-        part = np.flatnonzero(corpus.lengths > 0)
+        nonempty = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
-            for numbers in np.array_split(rng.permutation(part), -(-len(part) // TEXTS_AT_A_TIME)):
+            for numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
                 selected = corpus.chosen(numbers)
-                seen = required(knowledge.observe)(selected, seed + copy)
-                states.append(seen.hidden.float())
+                observation = required(knowledge.observe)(selected, seed + copy)
+                states.append(observation.hidden.float())
                 texts.extend(selected)
-                budget.spend(work.layers(1 + seen.layer, seen.hidden))
+                budget.spend(work.layers(1 + observation.layer, observation.hidden))
         return device.moved(torch.cat(states)), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:

@@ -81,8 +81,8 @@ class NearHidden(Attack):
         return hidden_of(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        parts = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
-        return Guess(running=np.concatenate(parts))
+        guesses = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(guesses))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids."""
@@ -119,30 +119,30 @@ class NearHidden(Attack):
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
     embeddings = []
-    for part in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
-        embeddings.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
+    for ids in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
+        embeddings.append(runner.embeddings(input_ids=ids, position_ids=torch.full_like(ids, position))[:, 0])
     return torch.cat(embeddings)
 
 
 def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
     """Returns the first and the last id of all public texts, each as an array, empty if texts differ there."""
-    none = np.empty(0, np.int64)
-    long = [one for one in corpus if len(one) > 2] if corpus is not None else []
-    if len(long) < 2:
-        return none, none
-    starts, stops = {int(one[0]) for one in long}, {int(one[-1]) for one in long}
+    no_id = np.empty(0, np.int64)
+    long_texts = [one for one in corpus if len(one) > 2] if corpus is not None else []
+    if len(long_texts) < 2:
+        return no_id, no_id
+    starts, stops = {int(one[0]) for one in long_texts}, {int(one[-1]) for one in long_texts}
     return (
-        np.array(sorted(starts), np.int64) if len(starts) == 1 else none,
-        np.array(sorted(stops), np.int64) if len(stops) == 1 else none,
+        np.array(sorted(starts), np.int64) if len(starts) == 1 else no_id,
+        np.array(sorted(stops), np.int64) if len(stops) == 1 else no_id,
     )
 
 
-def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
+def alone(public: Model, frame_ids: tuple[Ids, Ids], layer: int) -> torch.Tensor:
     """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
-    runner, (prefix, suffix) = body(public, layer), around
+    runner, (prefix, suffix) = body(public, layer), frame_ids
     states = []
-    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
-        texts = [np.tile(prefix, (len(part), 1)), part[:, None], np.tile(suffix, (len(part), 1))]
-        ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
-        states.append(state(runner, ids, layer)[:, len(prefix)])
+    for token_ids in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
+        columns = [np.tile(prefix, (len(token_ids), 1)), token_ids[:, None], np.tile(suffix, (len(token_ids), 1))]
+        texts = device.tensor(np.concatenate(columns, axis=1).astype(np.int64))
+        states.append(state(runner, texts, layer)[:, len(prefix)])
     return torch.cat(states)

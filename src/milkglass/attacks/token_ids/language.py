@@ -98,13 +98,13 @@ class LanguageModel(Solver):
         share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
         prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
-        places = np.zeros(transcript.size, np.int64)
+        places_seen = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
-            ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
+            round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
             table = EvidenceTable(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
-            self._update(table, reader, transcript, result, ends, rng)
-            table.store(table.evidence(self.patience), stored, places, base.groups)
+            self._update(table, reader, transcript, result, round_budget, rng)
+            table.store(table.evidence(self.patience), stored, places_seen, base.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
                 return _plus(base.groups, base.likelihood, stored)
@@ -126,18 +126,18 @@ class LanguageModel(Solver):
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
         queue, common = table.urgent(texts, rng), None
         while len(queue) and budget.left() > 0:
-            part, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
-            read: list[ReadBatch] = []
-            for one in reader.reads(reading, part):
-                read.append(one)
+            text_numbers, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
+            batches_read: list[ReadBatch] = []
+            for batch in reader.reads(reading, text_numbers):
+                batches_read.append(batch)
                 if budget.left() <= 0:
                     break
-            if common is None and read:
-                states = torch.cat([one.states for one in read])
+            if common is None and batches_read:
+                states = torch.cat([batch.states for batch in batches_read])
                 common = reader.log_mean_probability(
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
-            for batch in read:
+            for batch in batches_read:
                 open_places = table.open_at(texts.ids[batch.where])
                 ids = texts.ids[batch.where[open_places]]
                 if len(ids):
@@ -149,5 +149,5 @@ class LanguageModel(Solver):
                     )
 
 
-def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:
-    return Candidates(groups, tuple(a + b for a, b in zip(one, other, strict=True)))
+def _plus(groups: tuple[Group, ...], likelihood: Sequence[Floats], evidence: Sequence[Floats]) -> Candidates:
+    return Candidates(groups, tuple(a + b for a, b in zip(likelihood, evidence, strict=True)))

@@ -64,14 +64,14 @@ class Descent:
         if self.pace.pull:
             inside = self.problem.mask.bool()
             error = error + self.pace.pull * (self.x[inside].norm(dim=1).mean() - self.problem.size).square()
-        if (value := float(error.detach())) <= self.least:
-            self.least, self.best = value, self.x.detach().clone()
+        if (distance := float(error.detach())) <= self.least:
+            self.least, self.best = distance, self.x.detach().clone()
         masks = [] if self.problem.masks is None else self.problem.masks.values
         if masks and len(self._adam.param_groups) == 1:  # they are made in the first run
             self._adam.add_param_group({"params": masks})
         unknown = [self.x, *masks]
-        for one, grad in zip(unknown, torch.autograd.grad(error, unknown, materialize_grads=True), strict=True):
-            one.grad = grad
+        for variable, grad in zip(unknown, torch.autograd.grad(error, unknown, materialize_grads=True), strict=True):
+            variable.grad = grad
         for group in self._adam.param_groups:
             group["lr"] = self.pace.rate * self.pace.decay ** (self.done // self.pace.every)
         self._adam.step()
@@ -86,9 +86,9 @@ class Descent:
         order_ids = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
-            for one in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
-                if one is not None:
-                    one[row] = one[row, order_ids].clone()
+            for moment in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
+                if moment is not None:
+                    moment[row] = moment[row, order_ids].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
         """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
@@ -101,9 +101,9 @@ class Descent:
 
 def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
     """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
-    for part in batched(guesses, problem.together):
-        budget.spend(problem.work(len(part)))
-        yield from zip(part, problem.distances(torch.stack(part)).tolist(), strict=True)
+    for guesses_together in batched(guesses, problem.together):
+        budget.spend(problem.work(len(guesses_together)))
+        yield from zip(guesses_together, problem.distances(torch.stack(guesses_together)).tolist(), strict=True)
         if budget.left() <= 0:
             return
 
@@ -144,7 +144,7 @@ class Optimising(Inversion):
             return "a text of no token"
         if step.task == "next-token" and len(lengths) and int(lengths.max()) < 2:
             return "no text has a second token, so that none is predicted"
-        for one in transcript.all(Gradients):
-            if reason := misfit(step, one.tensors):
+        for gradients in transcript.all(Gradients):
+            if reason := misfit(step, gradients.tensors):
                 return reason
         return None

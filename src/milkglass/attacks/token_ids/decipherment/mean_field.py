@@ -98,8 +98,8 @@ class Message:
 
     @cached_property
     def _placed(self) -> tuple[torch.Tensor, ...]:
-        each = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
-        return tuple(device.tensor(one) for one in each)
+        arrays = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
+        return tuple(device.tensor(one) for one in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
@@ -119,14 +119,14 @@ def messages_of(
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
     """Returns two messages for each distance, one from either side, by scrambled bigrams and weights by distance."""
-    result = []
+    messages = []
     for distance, weight in weights.items():
         if weight:
             join = BigramJoin(blocks, texts[distance], public.bigrams[distance])
-            result += [
+            messages += [
                 Message(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
-    return result
+    return messages
 
 
 def settle(
@@ -254,9 +254,9 @@ def settle_all(
     Returns:
         None if every id that occurs is among the pins.
     """
-    tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
-    known = known[times >= aliases]
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
+    tokens, (spent_tokens, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    spent_tokens = spent_tokens[times >= aliases]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, spent_tokens)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = FrequencyFit(seen, public, free_rows, free_columns, aliases)
@@ -291,14 +291,14 @@ class _Field:
     def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
         """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
         all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
-        loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
+        scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         channels = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
-            seen = _matrix(texts[distance], len(self.fit.seen))
-            words = _matrix(self.public.bigrams[distance], len(self.public.share))
-            for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
-                part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
-                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+            scrambled = _matrix(texts[distance], len(self.fit.seen))
+            public = _matrix(self.public.bigrams[distance], len(self.public.share))
+            for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
+                scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
+                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
         return channels
 
     def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
@@ -319,8 +319,8 @@ class _Field:
         doubt = between(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
-        for one in channels:
-            evidence += one.weight * one.evidence(belief, base, doubt)
+        for channel in channels:
+            evidence += channel.weight * channel.evidence(belief, base, doubt)
         patience = between(growth.patience, share)
         weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * weight

@@ -99,17 +99,17 @@ class Spelling:
                 not spelled; (t,) whether each follows one after which no space is written.
 
         """
-        rows, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
+        rows, predicting_places, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
         for number, token in enumerate(ids.tolist()):
             joined.append(open_)
             if token == NO_BELIEF or self.silent[token]:
                 continue
             row = self.rows[int(open_ or self.clings[token])][token]
-            at[number] = length - 1
+            predicting_places[number] = length - 1
             length += len(row)
             open_ = bool(self.opens[token])
             rows.append(row)
-        return np.concatenate(rows), at, np.array(joined, np.bool_)
+        return np.concatenate(rows), predicting_places, np.array(joined, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class ReadBatch:
     states: torch.Tensor
     joined: NDArray[np.bool_]
 
-    def select(self, which: NDArray[np.bool_]) -> ReadBatch:
-        return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
+    def select(self, is_selected: NDArray[np.bool_]) -> ReadBatch:
+        return ReadBatch(self.where[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
 
 
 class CausalReader:
@@ -168,36 +168,28 @@ class CausalReader:
         """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
-        lines, at, joined, where = [], [], [], []
+        lines, places_in_lines, joined, public_places = [], [], [], []
         for number in numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
-            line, states, joins = self.spelling.spell(ids, self.begin)
+            line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), longest):
-                inside = (states >= cut) & (states < cut + longest)
+                inside = (predicting_places >= cut) & (predicting_places < cut + longest)
                 lines.append(line[cut : cut + longest])
-                at.append(states[inside] - cut)
-                joined.append(joins[inside])
-                where.append(starts[number] + np.flatnonzero(inside))
-        line_texts, requested = Sequences.of(lines), Sequences.of(at)
-        everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
+                places_in_lines.append(predicting_places[inside] - cut)
+                joined.append(joined_of_text[inside])
+                public_places.append(starts[number] + np.flatnonzero(inside))
+        line_texts, requested = Sequences.of(lines), Sequences.of(places_in_lines)
+        all_places = np.concatenate([np.empty(0, np.int64), *public_places])
+        all_joined = np.concatenate([np.empty(0, np.bool_), *joined])
         for text_numbers in batches(line_texts, IDS_AT_A_TIME):
             hidden = self.model(input_ids=stacked(line_texts, text_numbers)).last_hidden_state
             self.budget.spend(work.run(self.model, int(line_texts.lengths[text_numbers].sum())))
             rows = np.repeat(np.arange(len(text_numbers)), requested.lengths[text_numbers])
             if not len(rows):
                 continue
-            places_of_batch = np.concatenate(
-                [
-                    places(requested, text_numbers[[i]])
-                    for i in range(len(text_numbers))
-                    if requested.lengths[text_numbers[i]]
-                ]
-            )
-            yield ReadBatch(
-                everywhere[places_of_batch],
-                hidden[rows, requested.ids[places_of_batch]].float(),
-                joins[places_of_batch],
-            )
+            nonempty = text_numbers[requested.lengths[text_numbers] > 0]
+            at = np.concatenate([places(requested, nonempty[[i]]) for i in range(len(nonempty))])
+            yield ReadBatch(all_places[at], hidden[rows, requested.ids[at]].float(), all_joined[at])
 
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
@@ -210,8 +202,8 @@ class CausalReader:
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
         self.budget.spend(work.compared(states, self.head))
-        parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
-        return device.array(torch.cat([states.new_zeros(0), *parts]).double())
+        log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
+        return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
 
     @torch.inference_mode()
     def log_likelihood_ratio(self, read: ReadBatch, options: Ids, log_mean: Floats) -> Floats:
@@ -224,8 +216,8 @@ class CausalReader:
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
         self.budget.spend(work.CALL + work.elements(first.size * read.states.shape[1]))
-        result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
-        return device.array(result.double()) - log_mean[first]
+        logits = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
+        return device.array(logits.double()) - log_mean[first]
 
 
 def why_no_reader(public: Model, name: str) -> str | None:
@@ -249,7 +241,7 @@ def _exists(ref: str) -> bool:
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
-    result = Tokenizer.from_file(str(folder / TOKENIZER))
-    result.no_padding()
-    result.no_truncation()
-    return result
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
