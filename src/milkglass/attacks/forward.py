@@ -28,7 +28,7 @@ def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     return device.moved(built)
 
 
-def tied(model: Model) -> bool:
+def is_tied(model: Model) -> bool:
     """Returns whether the model's table is its head, by its config or else by the default of its kind."""
     config = dict(model.config)
     model_type = config.pop("model_type")
@@ -102,7 +102,7 @@ def sampled(
 
 def why_no_head(model: Model) -> str | None:
     """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
-    if model.head is None and not tied(model):
+    if model.head is None and not is_tied(model):
         return "the public model's head is not its table, and its checkpoint holds no head"
     return None
 

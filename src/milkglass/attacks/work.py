@@ -15,7 +15,7 @@ CALL = 1e-4  # of some ten small operations on arrays
 
 
 def products(multiplications: float) -> float:
-    """Returns the work of so many multiplications in products of matrices."""
+    """Returns the work, in seconds, of so many multiplications in products of matrices."""
     return multiplications / PRODUCTS
 
 

@@ -18,8 +18,8 @@ solution, and sparsity proves the solution right.
    if it has as many rows as tokens and the next row fits clearly worse. With r aliases a token, which mix the same
    tokens, it must have r times as many rows.
 
-**Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. `ClusterSearch.measure`
-measures the error on a sample of rows, and every tolerance derives from it. Under noise the first tokens of a cluster
+**Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. The error is measured on
+a sample of rows (`measure_noise`), and every tolerance derives from it. Under noise the first tokens of a cluster
 are a first guess. The mean of the rows that they explain best has less noise, so the tokens are found again from it,
 repeatedly.
 
@@ -77,7 +77,7 @@ class ClusterSearch:
         rows, tokens: `mixed` and `public`, scaled to length 1.
         free_rows: (n',) whether each row belongs to no cluster yet.
         twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
-        noise: the relative error of the equations, see `measure`.
+        noise: the relative error of the equations, see `measure_noise`.
         small_rows, small_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
     """
 
@@ -96,7 +96,7 @@ class ClusterSearch:
         self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
         self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
-    def verbatim(self) -> None:
+    def take_out_verbatim(self) -> None:
         """Takes out rows that equal a public row, and finds which public rows equal each other."""
         alike = sparse.equal_rows(self.mixed)
         for key, tokens in sparse.equal_rows(self.public).items():
@@ -116,7 +116,7 @@ class ClusterSearch:
         return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
 
     # --- how good the equations are
-    def measure(self, sample: int = 64) -> None:
+    def measure_noise(self, sample: int = 64) -> None:
         """Measures `noise`, the median residual of least squares over a row's length. Chooses the projection."""
         self._project(self.rows.shape[1])
         self._refresh()
@@ -137,7 +137,7 @@ class ClusterSearch:
     def _project(self, size: int) -> None:
         self.small_rows, self.small_tokens = self.rows, self.tokens
         if size < self.rows.shape[1]:
-            onto = sparse.directions(self.rows.shape[1], size, self.rng)
+            onto = sparse.random_directions(self.rows.shape[1], size, self.rng)
             self.small_rows, self.small_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
 
     def _width(self, width: int) -> int:
@@ -145,6 +145,7 @@ class ClusterSearch:
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
+        """Yields the width and the margin of each sweep; none if the table is no mixture."""
         if self.noise > MAX_MEDIAN_MISFIT:
             return
         margins = self.margins[:1] if self.exact else self.margins
@@ -193,7 +194,7 @@ class ClusterSearch:
         wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
         extra = 16 if self.noise < MAX_SKETCH_NOISE else 96
         nearest_rows = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
-        shares = sparse.explained(tokens.small, rows.small[nearest_rows[:, :width]])
+        shares = sparse.explained_shares(tokens.small, rows.small[nearest_rows[:, :width]])
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
@@ -215,12 +216,13 @@ class ClusterSearch:
         """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
         nearest_rows = nearest_rows[self.free_rows[nearest_rows]]
         for attempt in range(1 if self.exact else 3):
-            tokens = self._free(tokens)
+            tokens = self._free_among(tokens)
             if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
             rows, worse = self._rows_of(tokens, nearest_rows)
-            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
-                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is not a neighbour
+            half = rows[: 1 + self.copies * len(tokens) // 2]
+            if worse < margin and attempt == 0 and self._are_explained(half, tokens):
+                rows, worse = self._rows_of(tokens, self._explained_rows(tokens))  # perhaps a row is not a neighbour
             if worse >= margin:
                 return self._claim(rows, tokens)
             refitted = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
@@ -229,14 +231,14 @@ class ClusterSearch:
             tokens = refitted
         return False
 
-    def _free(self, tokens: Ids) -> Ids:
+    def _free_among(self, tokens: Ids) -> Ids:
         return np.array([token for token in tokens if len(self.twins[token])], np.int64)
 
-    def _fits(self, rows: Ids, tokens: Ids) -> bool:
+    def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
         misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
         return bool((misfits <= (10 if self.exact else 2) * self.noise).all())
 
-    def _similar(self, tokens: Ids) -> Ids:
+    def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
         misfits = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
         count = min(2 * self.copies * len(tokens) + 8, len(misfits))
@@ -268,7 +270,7 @@ class ClusterSearch:
             present = self.small_tokens[torch.from_numpy(tokens)]
             added = sparse.best_added(self.pool_tokens.small, present, mean, 16)
             pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
-        pool = self._free(np.unique(pool))
+        pool = self._free_among(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
         noise_of_mean = self.noise / len(rows) ** 0.5
         is_member, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
@@ -280,12 +282,11 @@ class ClusterSearch:
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.exact and solved.min() < -1e-3:
             return False
-        parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
-        for row_numbers, token_numbers in parts:
+        errors = sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise)
+        for row_numbers, token_numbers in sparse.connected_parts(solved > errors):
             self.free_rows[rows[row_numbers]] = False
-            members, weights = self._expand(
-                len(row_numbers), tokens[token_numbers], solved[np.ix_(row_numbers, token_numbers)]
-            )
+            block = solved[np.ix_(row_numbers, token_numbers)]
+            members, weights = self._expand(len(row_numbers), tokens[token_numbers], block)
             self.clusters.append((rows[row_numbers], members, weights))
         return True
 
@@ -334,8 +335,8 @@ class ClusterSolve(Solver):
         """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
         search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
-        search.verbatim()
-        search.measure()
+        search.take_out_verbatim()
+        search.measure_noise()
         budget.spend(work.elements(5.0 * (search.mixed.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)

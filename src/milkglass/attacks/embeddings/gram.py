@@ -49,7 +49,7 @@ def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
 
 
-def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
+def mutual_nearest(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers of the rows of both sides whose fingerprints are each other's nearest."""
     nearest_public = nearest(seen, public, 1, "euclidean")[:, 0]
     kept, index_of_kept = nearest_public.unique(return_inverse=True)
@@ -64,7 +64,7 @@ def rotation(before: Tensor, after: Tensor) -> Tensor:
     return u @ v  # of the singular value decomposition of before^T after
 
 
-def trimmed(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
+def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
     turn = rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
@@ -116,6 +116,6 @@ class Gram(NearestRows):
         sample = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
         marks = min(self.landmarks, len(seen), len(public))
         seen_fingerprints = fingerprints(seen, sample, marks)
-        rows, tokens = mutual(seen_fingerprints, fingerprints(public, torch.arange(len(public)), marks))
-        turn = trimmed(public[tokens], seen[sample[rows]])
+        rows, tokens = mutual_nearest(seen_fingerprints, fingerprints(public, torch.arange(len(public)), marks))
+        turn = trimmed_rotation(public[tokens], seen[sample[rows]])
         return RowFeatures((seen.double() @ turn.T).float(), public, "cosine")

@@ -32,7 +32,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import same_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.embeddings.layer_fit import Estimate, find
+from milkglass.attacks.embeddings.layer_fit import Estimate, find_transformations
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model, overlaid
@@ -44,7 +44,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 SAMPLE_ROWS = 256  # rows that decide which way round
-Found = tuple[Estimate, ...] | str  # the transformations, or why none can be found
+Transformations = tuple[Estimate, ...] | str  # the transformations, or why none can be found
 
 
 def undo(table: Tensor, transformation: Tensor) -> Tensor:
@@ -54,19 +54,19 @@ def undo(table: Tensor, transformation: Tensor) -> Tensor:
 
 
 class LastAnswer:
-    """Calls `find` and keeps its last answer, without keeping the models alive.
+    """Calls `find_transformations` and keeps its last answer, without keeping the models alive.
 
     An attack asks twice about the same two models, once in `refuses` and once in `run`, and each answer takes seconds.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Found] | None = None
+        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Transformations] | None = None
 
-    def __call__(self, public: Model, seen: Model, tolerance: float) -> Found:
+    def __call__(self, public: Model, seen: Model, tolerance: float) -> Transformations:
         kept = self._kept  # one tuple, replaced as a whole: threads may find twice, but never another's answer
         if kept is not None and kept[0]() is public and kept[1]() is seen and kept[2] == tolerance:
             return kept[3]
-        answer = find(public, seen, tolerance)
+        answer = find_transformations(public, seen, tolerance)
         self._kept = (ref(public), ref(seen), tolerance, answer)
         return answer
 

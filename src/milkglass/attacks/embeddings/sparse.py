@@ -25,7 +25,7 @@ def unit(rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
 
 
-def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
+def random_directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
     """Returns (d, size) random orthonormal columns."""
     return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
 
@@ -37,7 +37,7 @@ def bases(near: Tensor) -> Tensor:
     return (rows.transpose(1, 2) @ (vectors / eigenvalues.clamp_min(MIN_EIGENVALUE).sqrt()[:, None, :])).float()
 
 
-def explained(tokens: Tensor, row_groups: Tensor) -> Tensor:
+def explained_shares(tokens: Tensor, row_groups: Tensor) -> Tensor:
     """Returns (b, n) the share of each token's (n, d) squared length in the span of each group of rows (b, m, d)."""
     b, m, d = row_groups.shape
     stacked = bases(row_groups).permute(1, 0, 2).reshape(d, b * m)
@@ -114,10 +114,10 @@ def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
     return same
 
 
-def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
-    """Returns the rows and columns of each connected part of `mixes`, (r, c) whether row i mixes token j.
+def connected_parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
+    """Returns the rows and columns of each connected part of `mixes` (r, c): whether each row mixes each token.
 
-    If some part has more tokens than rows, or no tokens, the parts cannot be clusters: then the whole is returned.
+    If a part has more tokens than rows, or no tokens, the parts are no clusters, and all rows and tokens are one part.
     """
     r, c = mixes.shape
     graph = np.zeros((r + c, r + c), np.bool_)

@@ -51,7 +51,7 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     return np.asarray((after - factor * before).norm(dim=1).numpy(), np.float64)
 
 
-def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
+def occurring_rows(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
     """Returns (n,) whether each scrambled id occurred in training, by the table (n, d) before and after it."""
     grew = (tuned.abs() > uploaded.abs()) | (tuned * uploaded < 0)
     return np.asarray(grew.any(dim=1).numpy(), np.bool_)
@@ -85,7 +85,7 @@ class TunedRows(Solver):
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
         """Returns (n,) whether the private texts contain each scrambled id. None: a table is missing."""
         tables = _tables(transcript)
-        return None if isinstance(tables, str) else members(*tables)
+        return None if isinstance(tables, str) else occurring_rows(*tables)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -93,8 +93,8 @@ class TunedRows(Solver):
         candidates = required(knowledge.candidates)
         tables = _tables(transcript)
         assert not isinstance(tables, str)
-        movements = standard(movement(*tables))
-        public_counts = standard(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)))
+        movements = normal_scores(movement(*tables))
+        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)))
         likelihood = tuple(
             prior - (movements[group.rows][:, None] - public_counts[group.members][None]) ** 2 / (2 * self.spread**2)
             for group, prior in zip(candidates.groups, candidates.likelihood, strict=True)
@@ -117,7 +117,7 @@ def _size(table: torch.Tensor) -> str:
     return f"{len(table)} x {table.shape[1]}"
 
 
-def standard(values: NDArray[Any]) -> NDArray[np.float64]:
+def normal_scores(values: NDArray[Any]) -> NDArray[np.float64]:
     """Returns each value's rank as a standard normal quantile. Two scales that grow together become comparable."""
     from scipy.special import ndtri
     from scipy.stats import rankdata

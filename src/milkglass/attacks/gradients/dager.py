@@ -37,8 +37,8 @@ from milkglass.attacks.gradients.dager_layers import (
     blocks,
     checking_work,
     chosen_texts,
-    farthest,
     grown_texts,
+    largest_distances,
     spans_of,
     states,
     tokens_in_spans,
@@ -139,7 +139,7 @@ class Combiner:
         """Returns the nearest text and its distance, of those that are tried before the budget is spent."""
         distances = list[Tensor]()
         for block in blocks(texts):
-            distances.append(farthest(self.spans, states(self.attention_input, block)).mean(1))
+            distances.append(largest_distances(self.spans, states(self.attention_input, block)).mean(1))
             budget.spend(checking_work(self.attention_input, self.spans, len(block) * len(block[0])))
             if budget.left() <= 0:
                 break
@@ -233,8 +233,8 @@ class DAGER(Inversion):
 
     def __post_init__(self) -> None:
         for name in ("first", "second", "adapters", "most", "combinations", "starts"):
-            if (setting := getattr(self, name)) <= 0:
-                raise UsageError(f"{name} is {setting}", "give more than 0, or leave the default")
+            if (value := getattr(self, name)) <= 0:
+                raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
@@ -247,7 +247,7 @@ class DAGER(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         token_tuples = self._find_texts(batch, budget, rng)
         if batch.step.task == "next-token" and len(token_tuples) == batch.size:
-            token_tuples = completed(batch, token_tuples)
+            token_tuples = with_last_tokens(batch, token_tuples)
         texts = [np.array(one, np.int64) for one in token_tuples]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
@@ -274,7 +274,7 @@ class DAGER(Inversion):
 
 
 def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
-    """Returns why nothing can be found of one batch whatever its values, or None."""
+    """Returns why no text of the batch can be found, whatever its gradients are, or None."""
     lengths = _lengths(batch)
     for number, attention_input in enumerate(first_layers):
         names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
@@ -314,7 +314,7 @@ def _possible_lengths(options: list[tuple[int, ...]]) -> list[int]:
     return [at + 1 for at, tokens in enumerate(options) if set(tokens) & set(options[-1])]
 
 
-def completed(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
+def with_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
     """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
     grad = _head_gradient(batch)
     if grad is None or not all(texts):

@@ -178,7 +178,7 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
     return [one for one in spans if one.rank == max(other.rank for other in spans)]
 
 
-def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
+def largest_distances(spans: Sequence[Span], vectors: Tensor) -> Tensor:
     """Returns (...) the largest distance of vectors (..., d) from any of the spans."""
     return torch.stack([one.distances(vectors) for one in spans]).amax(0)
 
@@ -206,7 +206,7 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     distances = []
     for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
         embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
-        distances.append(farthest(spans, attention_input.read(embeds)))
+        distances.append(largest_distances(spans, attention_input.read(embeds)))
     return torch.cat(distances)
 
 
@@ -243,7 +243,8 @@ def grown_texts(
         longer = [(*prefix, token) for prefix in alive for token in options]
         if not longer or budget.left() <= 0:
             break
-        distances = torch.cat([farthest(spans, states(attention_input, part)[:, -1]) for part in blocks(longer)])
+        last_states = (states(attention_input, block)[:, -1] for block in blocks(longer))
+        distances = torch.cat([largest_distances(spans, one) for one in last_states])
         budget.spend(checking_work(attention_input, spans, len(longer) * (position + 1)))
         nearest = [one for one in distances.argsort().tolist() if distances[one] < tolerance][:most]
         survivors = [longer[one] for one in nearest]

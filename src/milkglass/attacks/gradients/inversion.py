@@ -59,6 +59,13 @@ class SharedBatch:
         return inside.long().to(self.step.device)
 
 
+def require_positive(attack: Attack, *names: str) -> None:
+    """Raises UsageError for the first of these parameters that is below 1."""
+    for name in names:
+        if (value := getattr(attack, name)) < 1:
+            raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+
+
 class Inversion(Attack):
     """An attack on the batches of `Gradients`, one by one. Subclasses write `invert`."""
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, dealt, read_tokens, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, deal_out, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -78,11 +78,11 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return dealt(None if seed is None else read_tokens(_Drawn(grad).bare(grad, seed)), batch)
+        return deal_out(None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
-        embeddings_noise = _Drawn(grad)
+        embeddings_noise = _NoiseModel(grad)
         tests = embeddings_noise.tests(device.array(grad[0].double()))
 
         def stopped() -> bool:
@@ -94,7 +94,7 @@ class SeedSearch(Inversion):
         return next((one for one in passing if embeddings_noise.fits(grad, one)), None)
 
 
-class _Drawn:
+class _NoiseModel:
     """How the noise was drawn.
 
     Attributes:
@@ -146,7 +146,7 @@ class _Drawn:
         noise = self.noise(first_rows.shape, seed).to(first_rows.device)
         return bool(torch.corrcoef(torch.stack([first_rows.flatten(), noise.flatten()]))[0, 1] > MIN_CORRELATION)
 
-    def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
+    def without_noise(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
         """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
         noise, noisy = self.noise(grad.shape, seed).to(grad.device), grad.double()
         width = float((noisy[:, 0] / noise[:, 0]).median())

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, read_tokens, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.errors import UsageError
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
@@ -58,9 +57,7 @@ class SurvivingEntries(Inversion):
     uses = frozenset({"lengths", "labels"})
 
     def __post_init__(self) -> None:
-        for name in ("evaluations", "starts"):
-            if (setting := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {setting}", "give at least 1, or leave the default")
+        require_positive(self, "evaluations", "starts")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if required(knowledge.step).task == "classification" and knowledge.labels is None:

@@ -35,9 +35,9 @@ from milkglass.attacks.gradients.dager_layers import (
     states,
     vocabulary_distances,
 )
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.attacks.gradients.spans import Span
-from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.errors import UnsupportedModel
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
@@ -64,9 +64,7 @@ class TruncatedSpans(Inversion):
     uses = frozenset({"lengths"})
 
     def __post_init__(self) -> None:
-        for name in ("candidates", "most"):
-            if (setting := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {setting}", "give at least 1, or leave the default")
+        require_positive(self, "candidates", "most")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:

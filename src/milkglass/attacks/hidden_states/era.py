@@ -37,7 +37,7 @@ def prompts(transcript: Transcript) -> Sequences:
     return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
 
 
-def mismatch(transcript: Transcript) -> str | None:
+def why_not_paired(transcript: Transcript) -> str | None:
     """Returns why answers and prompts cannot be paired, in words; None if they can."""
     requested, answers = prompts(transcript), transcript.outputs
     if len(requested) != len(answers):
@@ -89,7 +89,7 @@ class ERA(Attack):
     of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript) or why_no_head(required(knowledge.public_model))
+        return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         head = public_head(required(knowledge.public_model)).T.contiguous()

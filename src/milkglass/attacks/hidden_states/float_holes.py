@@ -24,7 +24,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
+from milkglass.attacks.hidden_states.near_hidden import embedded, frame, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -78,7 +78,7 @@ class FloatHoles(Attack):
             return "noise of this width reaches every number"
         if not len(frame(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
-        return hidden_of(transcript, public_model.width)
+        return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         first = int(frame(knowledge.corpus)[0][0])
@@ -107,12 +107,12 @@ class _Reader:
             failed = failed + 1 if factor is None else -len(text_ends)  # one that fits shows that there are holes
             if factor is not None:
                 for place in range(int(stop - start)):
-                    guess[start + place] = self.tokens(rows[start + place], place, factor)[0]
+                    guess[start + place] = self.least_excluded(rows[start + place], place, factor)[0]
                     budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(seen.lengths))
         return guess
 
-    def at(self, place: int) -> Floats:
+    def states_at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
             states = device.array(embedded(self.runner, self.size, place + self.unused))
@@ -147,12 +147,12 @@ class _Reader:
         tried = factors[np.unique(np.linspace(0, len(factors) - 1, MAX_FACTORS).astype(np.int64))]
         if len(tried) == 1:
             return np.float32(tried[0])
-        ruled_counts = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
+        ruled_counts = [sum(self.least_excluded(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
         return np.float32(tried[int(np.argmin(ruled_counts))])
 
     def _fitting(self, factors: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
         """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""
-        state = self.at(0)[self.first]
+        state = self.states_at(0)[self.first]
         ruled = np.zeros(len(factors), np.int32)
         for coordinate in np.argsort(-np.abs(state)):
             ruled += ~self.holes.reachable(factors * state[coordinate], row[coordinate])
@@ -162,7 +162,7 @@ class _Reader:
 
     def _factors(self, length: int) -> tuple[Floats, float]:
         """Returns every fp32 number, at most 1, that C over the norm of such a text can be, and the likeliest."""
-        norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
+        norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
         bounds = (
             required(self.noise.clip) / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
@@ -171,9 +171,9 @@ class _Reader:
         factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
         return factors, float(middle)
 
-    def tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
+    def least_excluded(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
         """Returns (k,) the tokens that a row (d,) rules out least, and how many coordinates rule out the first."""
-        states, width = self.at(place), len(row)
+        states, width = self.states_at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
         for start in range(0, width, COORDINATES_AT_A_TIME):
             coordinates = slice(start, start + COORDINATES_AT_A_TIME)

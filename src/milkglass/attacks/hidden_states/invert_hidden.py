@@ -23,7 +23,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
-from milkglass.attacks.hidden_states.near_hidden import hidden_of
+from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -107,7 +107,7 @@ class InvertHidden(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
-        return hidden_of(transcript, required(knowledge.public_model).width)
+        return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         states, corpus = self.observed(knowledge, budget.part(OBSERVING_SHARE), rng)

@@ -39,7 +39,7 @@ TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
 SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
 
 
-def hidden_of(transcript: Transcript, width: int) -> str | None:
+def why_no_token_states(transcript: Transcript, width: int) -> str | None:
     """Returns why the transcript does not have one state of this width for each token, or None."""
     for states in transcript.all(Activations):
         if states.pooled:
@@ -78,7 +78,7 @@ class NearHidden(Attack):
         family = family_of(public_model.config)
         if family.kind != "encoder" and any(one.layer for one in transcript.all(Activations)):
             return f"{family.name} is a decoder, and of one only the embeddings are sent"
-        return hidden_of(transcript, public_model.width)
+        return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         guesses = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]

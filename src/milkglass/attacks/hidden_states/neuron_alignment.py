@@ -74,7 +74,7 @@ class NeuronReader:
 
 def correlations(neurons: Tensor) -> Tensor:
     """Returns (f, f) the correlations over the ids. A neuron that never changes correlates with none."""
-    unit = _standard(neurons)
+    unit = _standardised(neurons)
     return unit.T @ unit / (len(unit) - 1)
 
 
@@ -96,7 +96,7 @@ def _matched(first: Tensor, second: Tensor) -> Ids:
     return np.asarray(linear_sum_assignment(device.array(torch.cdist(first, second)))[1], np.int64)
 
 
-def levels(neurons: Tensor) -> Tensor:
+def correlation_quantiles(neurons: Tensor) -> Tensor:
     """Returns quantiles of all correlations between neurons (n, f), which do not depend on their order."""
     sorted_correlations = correlations(neurons).flatten().sort().values
     return sorted_correlations[torch.linspace(0, len(sorted_correlations) - 1, QUANTILES).long()]
@@ -145,7 +145,7 @@ class NeuronAlignment(NearestRows):
         if knowledge.shared:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
-        seen, public = (_matrix(one, self.layer) for one in models)
+        seen, public = (_neuron_weights(one, self.layer) for one in models)
         if seen is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
         counts = [sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True)]
@@ -155,43 +155,41 @@ class NeuronAlignment(NearestRows):
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        neurons = NeuronReader(transcript.model, self.layer)(
-            torch.arange(transcript.model.size, device=device.current())
-        )
-        read, sample_ids = NeuronReader(public, self.layer), _some(public.size, self.sample, rng)
-        deviation = public.table.std()
-        noise = device.moved(deviation) * device.tensor(
-            rng.standard_normal((len(sample_ids), public.width), dtype=np.float32)
-        )
-        probe = _some(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
-        seen_levels = levels(neurons[_some(len(neurons), len(probe), rng)])
+        all_ids = torch.arange(transcript.model.size, device=device.current())
+        neurons = NeuronReader(transcript.model, self.layer)(all_ids)
+        read, sample_ids = NeuronReader(public, self.layer), _sample(public.size, self.sample, rng)
+        draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
+        noise = device.moved(public.table.std()) * draws
+        probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
+        seen_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
         def unlike(size: float) -> float:
-            return float((levels(read(sample_ids[probe], size * noise[probe])) - seen_levels).square().mean())
+            quantiles = correlation_quantiles(read(sample_ids[probe], size * noise[probe]))
+            return float((quantiles - seen_quantiles).square().mean())
 
         noisy = read(sample_ids, min(self.noise, key=unlike) * noise)
-        seen_correlations = correlations(neurons[_some(len(neurons), self.sample, rng)])
+        seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
         order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
         public_neurons = read(torch.arange(public.size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
-            (_standard(neurons) * scale) @ projection,
+            (_standardised(neurons) * scale) @ projection,
             (public_neurons - public_neurons.mean(0))[:, order] @ projection,
             "cosine",
         )
 
 
-def _some(size: int, most: int, rng: np.random.Generator) -> Tensor:
+def _sample(size: int, most: int, rng: np.random.Generator) -> Tensor:
     """Returns at most `most` random numbers below `size`, ascending."""
     return device.tensor(np.sort(rng.permutation(size)[:most]))
 
 
-def _matrix(model: Model, layer: int) -> Tensor | None:
+def _neuron_weights(model: Model, layer: int) -> Tensor | None:
     """Returns the weights (f, d) or (d, f) of that layer's neurons. None: the model does not hold them."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
     return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 
 
-def _standard(neurons: Tensor) -> Tensor:
+def _standardised(neurons: Tensor) -> Tensor:
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)

@@ -84,7 +84,7 @@ class SpanMembership(Attack):
         width = required(knowledge.public_model).width
         if other_widths := [one.hidden.shape[1] for one in bottom if one.hidden.shape[1] != width]:
             return f"the rows have {other_widths[0]} dimensions, the public model {width}"
-        least = min((int(_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
+        least = min((int(_row_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
         if least >= width:
             return f"every text is mixed to {least} rows or more in {width} dimensions: their span is everything"
         return None
@@ -100,13 +100,15 @@ class SpanMembership(Attack):
             if budget.left() <= 0:
                 break
             if ordered:
-                readings.append(reader.in_order(rows, second_rows[number][0], length, budget))
+                readings.append(reader.read_in_order(rows, second_rows[number][0], length, budget))
+            elif reader.depends_on_place:
+                readings.append(reader.read_in_place(rows, length))
             else:
-                readings.append(reader.in_place(rows, length) if reader.placed else reader.bag(rows, length))
-            comparisons = float(length if reader.placed else 1) * reader.size * rows.numel()
+                readings.append(reader.read_bag(rows, length))
+            comparisons = float(length if reader.depends_on_place else 1) * reader.size * rows.numel()
             budget.spend(work.products(comparisons) + work.elements(3 * rows.numel()))
             budget.progress((number + 1) / len(first_rows))
-        if not ordered and not reader.placed:
+        if not ordered and not reader.depends_on_place:
             none = np.empty(0, np.int64)
             return Guess(bags=(*readings, *(none for _ in first_rows[len(readings) :])))
         lengths, width = [length for _, length in first_rows], 1 if ordered else min(self.k, reader.size)
@@ -120,15 +122,15 @@ class SpanReader:
     """Compares the public model's tokens with the rows of one batch after the other.
 
     Attributes:
-        placed: whether what enters the first layer depends on the place.
+        depends_on_place: whether what enters the first layer depends on the place.
         decoder: whether a state depends only on the tokens before it.
     """
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
         self.attack, self.step = attack, SharedStep(body(public, 2))
-        self.low = AttentionInput(self.step, 0)
+        self.first_input = AttentionInput(self.step, 0)
         self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
-        self.placed = depends_on_position(self.low)
+        self.depends_on_place = depends_on_position(self.first_input)
 
     def spanned(self, rows: torch.Tensor, places: int) -> SpanTokens:
         """Returns the tokens in the span of rows (m, d) at each place, nearest first; none if the span is everything.
@@ -137,17 +139,17 @@ class SpanReader:
         """
         span = self._span(rows)
         if span is None:
-            return SpanTokens(((),) * places, (), self.placed)
-        spanned = tokens_in_spans(self.low, [span], places, self.attack.tolerance, self.size)
+            return SpanTokens(((),) * places, (), self.depends_on_place)
+        spanned = tokens_in_spans(self.first_input, [span], places, self.attack.tolerance, self.size)
         assert spanned is not None  # only where more than the whole vocabulary is at one place
         return SpanTokens(tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.placed)
 
-    def bag(self, rows: torch.Tensor, places: int) -> Ids:
+    def read_bag(self, rows: torch.Tensor, places: int) -> Ids:
         """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
         spanned = self.spanned(rows, places)
         return np.array(sorted({token for one in spanned.tokens for token in one}), np.int64)
 
-    def in_place(self, rows: torch.Tensor, length: int) -> Ids:
+    def read_in_place(self, rows: torch.Tensor, length: int) -> Ids:
         """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
         spanned, k = self.spanned(rows, length), min(self.attack.k, self.size)
         ranked_tokens = np.full((length, k), NO_BELIEF, np.int64)
@@ -156,7 +158,7 @@ class SpanReader:
             ranked_tokens[place, : len(tokens_there)] = tokens_there
         return ranked_tokens
 
-    def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
+    def read_in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
         """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
         read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
         spanned = self.spanned(rows, length)
@@ -174,11 +176,11 @@ class SpanReader:
         return None if span.full or not span.rank else span
 
 
-def _counts(seen: Activations) -> Ids:
+def _row_counts(seen: Activations) -> Ids:
     return seen.lengths if seen.mixed is None else seen.mixed
 
 
 def _texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
     """Returns the rows of each text, and how many tokens it has."""
-    rows_of_texts = seen.hidden.split(_counts(seen).tolist())
+    rows_of_texts = seen.hidden.split(_row_counts(seen).tolist())
     return list(zip(rows_of_texts, seen.lengths.tolist(), strict=True))

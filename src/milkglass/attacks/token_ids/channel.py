@@ -35,18 +35,21 @@ class Channel:
     """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
-        behind: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
+        originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
         p: (n, c) the probability that each of these is sent as that seen token.
-        share: (n,) of the public text's tokens.
+        share: (n,) each token's share of the public text.
     """
 
-    behind: Ids
+    originals: Ids
     p: Floats
     share: Floats
 
 
 def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
-    """Returns the sorted pairs s * n + x, and how often the rehearsals sent x as s."""
+    """Returns the sorted pairs s * n + x, and how often the rehearsals sent token x as s; n is `size`.
+
+    A rehearsal is what was sent, and (total,) the place in it of each token of `original`.
+    """
     keys = [np.empty(0, np.int64)]
     for seen, origin in rehearsals:
         was_sent = origin != NO_BELIEF
@@ -56,7 +59,7 @@ def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Id
 
 
 def learnt(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
+    """Returns the channel that rehearsals of `original` show, with at most `candidates` originals a token."""
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, rehearsals, size)
     seen_ids, original_ids = pairs // size, pairs % size
@@ -94,7 +97,7 @@ class Neighbours:
 
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
-    rows = [channel.behind[one][channel.behind[one] != NO_BELIEF] for one in ids.tolist()]
+    rows = [channel.originals[one][channel.originals[one] != NO_BELIEF] for one in ids.tolist()]
     emitted = [channel.p[one][: len(members)] for one, members in zip(ids.tolist(), rows, strict=True)]
     moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
     forward = [emitted[0] * (channel.share[rows[0]] + 1e-9)]

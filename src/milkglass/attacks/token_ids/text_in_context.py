@@ -81,18 +81,22 @@ class Chain:
 
     Attributes:
         group: (n',) the number of each scrambled id's group, -1 for none.
-        emitted: (m,) log P(id | member) up to a constant, for each id that is exchanged.
-        follows: (n, n) public bigrams.
-        share: (n,) of the public text.
-        kinds, total: (n,) how many different tokens follow each token, and how many in all.
+        emitted: (m,) log P(id | member) up to a constant, by each id that is exchanged.
+        follows: (n, n) counts of public bigrams.
+        share: (n,) each token's share of the public text.
+        followers, total: (n,) how many different tokens follow each token, and how many in all.
+        pairs: the part of `follows` for each pair of groups, once it was needed.
     """
 
     def __init__(
         self, candidates: Candidates, corpus: Sequences, id_count: int, token_count: int, are_exchanged: bool = False
     ) -> None:
-        """Builds the chain of these groups, with transitions of the public text.
+        """Takes the groups from `candidates` and the transitions from `corpus`.
 
-        With `are_exchanged` the candidates' likelihood is log P(id | member) where the id occurs.
+        Args:
+            id_count, token_count: how many scrambled and how many public ids there are.
+            are_exchanged: whether ids are exchanged where they occur; the candidates' likelihood is then
+                log P(id | member).
         """
         self.candidates, self.group = candidates, np.full(id_count, -1, np.int64)
         for number, group in enumerate(candidates.groups):
@@ -105,11 +109,12 @@ class Chain:
         }
         self.share, pairs = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
         self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(token_count, token_count))
-        self.kinds = np.bincount(pairs.left, minlength=token_count).astype(np.float64)
+        self.followers = np.bincount(pairs.left, minlength=token_count).astype(np.float64)
         self.total = np.bincount(pairs.left, pairs.count, token_count).astype(np.float64)
         self.pairs: dict[tuple[int, int], sp.csr_matrix] = {}
 
     def members(self, scrambled: int) -> Ids:
+        """Returns (m,) the public ids that a scrambled id may stand for."""
         number = int(self.group[scrambled])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
@@ -128,15 +133,15 @@ class Chain:
     def forward(self, before: int, after: int, belief: Floats) -> Floats:
         """Returns (b,) the sum over a of belief(a) P(b | a)."""
         a, b = self.members(before), self.members(after)
-        weight = belief / (self.total[a] + np.maximum(self.kinds[a], 1.0))
-        unseen = float(weight @ np.maximum(self.kinds[a], 1.0))
+        weight = belief / (self.total[a] + np.maximum(self.followers[a], 1.0))
+        unseen = float(weight @ np.maximum(self.followers[a], 1.0))
         sums: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
         return sums
 
     def backward(self, before: int, after: int, belief: Floats) -> Floats:
         """Returns (a,) the sum over b of P(b | a) belief(b)."""
         a, b = self.members(before), self.members(after)
-        kinds = np.maximum(self.kinds[a], 1.0)
+        kinds = np.maximum(self.followers[a], 1.0)
         sums: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
         return sums / (self.total[a] + kinds)
 

@@ -105,7 +105,7 @@ def by_rank(counts: Ids) -> Ids:
 
 
 def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int | None = None) -> Ids:
-    """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency (counts); ties by id.
+    """Returns (s, k) for each of `sent_ids` the public ids of the nearest relative frequency; ties by id.
 
     `total` is of all that was sent, if `sent_counts` is what one alias stands for. None: the sum of `sent_counts`.
     """

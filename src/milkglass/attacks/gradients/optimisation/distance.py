@@ -33,13 +33,13 @@ class Layer:
 
     Attributes:
         weight, bias: the names of its parameters. None: it is not compared.
-        turned: whether its weight is (in, out), as GPT-2's is.
+        transposed: whether its weight is (in, out), as GPT-2's is.
     """
 
     module: Any
     weight: str | None
     bias: str | None
-    turned: bool
+    transposed: bool
 
 
 def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
@@ -107,7 +107,7 @@ def products(
     for layer in layers:
         x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
         if layer.weight:
-            seen_weight = seen[layer.weight].T if layer.turned else seen[layer.weight]
+            seen_weight = seen[layer.weight].T if layer.transposed else seen[layer.weight]
             square = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
             products_by_name[layer.weight] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), square)
         if layer.bias:

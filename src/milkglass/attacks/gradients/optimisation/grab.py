@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.inversion import SharedBatch, require_positive
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.lamp import best_start, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
-from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
 
@@ -63,9 +62,7 @@ class GRAB(Optimising):
     )
 
     def __post_init__(self) -> None:
-        for name in ("starts", "permutations", "watch", "pool", "beam", "rounds"):
-            if (setting := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {setting}", "give at least 1, or leave the default")
+        require_positive(self, "starts", "permutations", "watch", "pool", "beam", "rounds")
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
@@ -88,11 +85,11 @@ class GRAB(Optimising):
         counts = tokens_met.copy()
 
         def between(descent: Descent) -> None:
-            if descent.done % self.watch == 0:
-                counts.update(_words(problem, problem.nearest(descent.x)))
+            if descent.steps_done % self.watch == 0:
+                counts.update(_tokens_at_free_places(problem, problem.nearest(descent.x)))
 
         embeddings = Descent(problem, start, AdamSchedule(self.steps, self.rate, self.decay)).run(budget, between)
-        counts.update(_words(problem, problem.nearest(embeddings)))
+        counts.update(_tokens_at_free_places(problem, problem.nearest(embeddings)))
         return embeddings, counts
 
     def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
@@ -122,7 +119,7 @@ class GRAB(Optimising):
         for text in beam:
             for neighbour in neighbours(text, row_and_place, problem.places(row_and_place[0]), pool):
                 candidates[neighbour.tobytes()] = neighbour
-        for keys in batched([key for key in candidates if key not in judged], problem.together):
+        for keys in batched([key for key in candidates if key not in judged], problem.guesses_at_once):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
@@ -153,5 +150,5 @@ def neighbours(text: Ids, row_and_place: tuple[int, int], places: Ids, pool: lis
         yield moved
 
 
-def _words(problem: Problem, ids: Ids) -> list[int]:
+def _tokens_at_free_places(problem: Problem, ids: Ids) -> list[int]:
     return [int(ids[row, place]) for row in range(len(ids)) for place in problem.places(row)]

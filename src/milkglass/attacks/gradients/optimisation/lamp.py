@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, lowest
+from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, nearest_guess
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences, looked_up
@@ -35,8 +35,8 @@ PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and
 LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 
-class Level:
-    """Counts of the runs of k ids.
+class RunCounts:
+    """How often each run of k ids occurs in a text.
 
     Attributes:
         keys: the runs as sorted numbers.
@@ -49,7 +49,7 @@ class Level:
         self.heads, head_of_run, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
         self.after = np.bincount(head_of_run, self.times, len(self.heads)).astype(np.int64)
 
-    def over(self, runs: Ids, size: int, lower: Floats) -> Floats:
+    def probabilities(self, runs: Ids, size: int, lower: Floats) -> Floats:
         """Returns the probability of each run's last id, from the probabilities `lower` by shorter runs."""
         times = looked_up(self.keys, self.times, runs)
         after, kinds = (looked_up(self.heads, values, runs // size) for values in (self.after, self.kinds))
@@ -70,7 +70,7 @@ class Prior:
 
     def __init__(self, corpus: Sequences, size: int) -> None:
         """Counts the runs of public ids below `size`."""
-        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
+        self.levels, self.size = [RunCounts(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
 
     def cost(self, ids: Ids) -> float:
         """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
@@ -79,7 +79,7 @@ class Prior:
         text = Sequences(ids, np.array([len(ids)]))
         p = np.full(len(ids), 1 / self.size)
         for k, level in enumerate(self.levels, start=1):
-            p[k - 1 :] = level.over(_runs(text, k, self.size), self.size, p[k - 1 :])
+            p[k - 1 :] = level.probabilities(_runs(text, k, self.size), self.size, p[k - 1 :])
         return float(-np.log(p).mean())
 
 
@@ -137,13 +137,13 @@ class LAMP(Optimising):
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
         start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
-        pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
+        schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def between(descent: Descent) -> None:
-            if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1 % self.every:
+            if descent.steps_done >= BURN_IN * self.steps and descent.steps_done % self.every == 1 % self.every:
                 self.reorder_texts(descent, prior, budget, rng)
 
-        embeddings = Descent(problem, start, pace).run(budget, between)
+        embeddings = Descent(problem, start, schedule).run(budget, between)
         return problem.texts(problem.nearest(embeddings))
 
     def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
@@ -172,9 +172,9 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
     """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
-    best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
+    best = nearest_guess(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     free_places = [problem.places(row) for row in range(len(best))]
-    return lowest(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
+    return nearest_guess(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
 
 
 def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
@@ -187,7 +187,7 @@ def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator)
 
 def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """Returns the embeddings with every place at the mean length of the table's embeddings."""
-    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.size
+    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_length
 
 
 def swapped(count: int, rng: np.random.Generator) -> Ids:

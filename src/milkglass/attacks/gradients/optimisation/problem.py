@@ -103,9 +103,10 @@ class Frame:
         for token in (first, last):
             if token is not None and not 0 <= token < size:
                 raise UsageError(f"a special id of {token} in a vocabulary of {size}", "give the public tokenizer's")
-        if corpus is None:
-            return cls(first, last)
-        return cls(_common(corpus, 0) if first is None else first, _common(corpus, -1) if last is None else last)
+        if corpus is not None:
+            first = _common_end(corpus, 0) if first is None else first
+            last = _common_end(corpus, -1) if last is None else last
+        return cls(first, last)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -117,7 +118,7 @@ class Frame:
         return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
 
 
-def _common(texts: Sequences, index: int) -> int | None:
+def _common_end(texts: Sequences, index: int) -> int | None:
     """Returns the id that stands at this end of every text and nowhere else, or None."""
     end_ids = [int(one[index]) for one in texts if len(one) > 1]
     if len(end_ids) < MIN_COMMON_TEXTS or len(set(end_ids)) > 1:
@@ -137,7 +138,7 @@ class Problem:
         embeddings: (v, d) as the model reads them.
         unit: `embeddings`, each of length 1.
         barred: ids that stand in no free place.
-        size: the mean length of an embedding.
+        mean_length: of an embedding.
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
@@ -147,7 +148,7 @@ class Problem:
         with torch.no_grad():
             self.embeddings = step.embedded(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
-        self.unit, self.size = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        self.unit, self.mean_length = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
         tensors = batch.tensors
         self.names = comparable(step, tensors)
         self.seen = {name: tensors[name].float() for name in self.names}
@@ -240,7 +241,7 @@ class Problem:
         return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
     @property
-    def together(self) -> int:
+    def guesses_at_once(self) -> int:
         """Returns how many guesses are best judged at once."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 

@@ -47,7 +47,7 @@ from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment, Profiles, Ratios
 from milkglass.attacks.token_ids.decipherment.mean_field import (
-    Between,
+    AnnealedRange,
     GrowthSchedule,
     Schedule,
     Step,
@@ -80,8 +80,8 @@ class Decipherment(Solver):
     sharper: float = 0.7
     alpha: float = 30.0
     patience: float = 80.0
-    doubt: Between = (0.8, 0.6)
-    temperature: Between = (1.0, 1.0)
+    doubt: AnnealedRange = (0.8, 0.6)
+    temperature: AnnealedRange = (1.0, 1.0)
     second: float = 0.5
     sweeps: int = 5
     inertia: float = 0.3

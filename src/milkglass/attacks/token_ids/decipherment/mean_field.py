@@ -23,7 +23,7 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, Fr
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
 from milkglass.sequences import Ids
 
-Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+AnnealedRange = tuple[float, float]  # at the first sweep and at the last, geometric in between
 Soft = NDArray[np.float32]
 Step = Callable[[float, float], bool]  # receives the share that is done and a sweep's work, returns whether to go on
 SINKHORN_ROUNDS = 12
@@ -39,12 +39,12 @@ class Schedule:
     """
 
     sweeps: int
-    doubt: Between
-    temperature: Between
+    doubt: AnnealedRange
+    temperature: AnnealedRange
     inertia: float
 
 
-def between(pair: Between, share: float) -> float:
+def interpolated(pair: AnnealedRange, share: float) -> float:
     return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
@@ -148,12 +148,12 @@ def settle(
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
-        doubt = between(schedule.doubt, share)
+        doubt = interpolated(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:
             evidence += message.evidence(belief, doubt)
         scores = prior + patience * evidence
-        fresh = blocks.balanced(scores, between(schedule.temperature, share))
+        fresh = blocks.balanced(scores, interpolated(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
         if not step((sweep + 1) / schedule.sweeps, work.elements(cells)):
             break
@@ -174,10 +174,10 @@ class GrowthSchedule:
     sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
     spare: float = 1.5
     margin: int = 60
-    tau: Between = (0.3, 0.5)
-    patience: Between = (15.0, 40.0)
-    doubt: Between = (0.5, 0.2)
-    temperature: Between = (1.5, 0.7)
+    tau: AnnealedRange = (0.3, 0.5)
+    patience: AnnealedRange = (15.0, 40.0)
+    doubt: AnnealedRange = (0.5, 0.2)
+    temperature: AnnealedRange = (1.5, 0.7)
     alpha: float = 3.0
     second: float = 0.5
     inertia: float = 0.3
@@ -316,15 +316,15 @@ class _Field:
         belief = np.zeros((rows + known_count, columns + known_count), np.float32)
         belief[:rows, :columns] = state.belief
         belief[rows:, columns:] = np.eye(known_count, dtype=np.float32)
-        doubt = between(growth.doubt, share)
+        doubt = interpolated(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
         for channel in channels:
             evidence += channel.weight * channel.evidence(belief, base, doubt)
-        patience = between(growth.patience, share)
+        patience = interpolated(growth.patience, share)
         weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * weight
-        fresh = self.balanced(scores, between(growth.temperature, share))
+        fresh = self.balanced(scores, interpolated(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
         return MeanFieldState(state.rows, state.columns, belief)
 
@@ -336,7 +336,7 @@ class _Field:
         return work.elements(sums / 8 + dense)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
-        tau = between(self.growth.tau, share)
+        tau = interpolated(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
     def balanced(self, scores: Soft, temperature: float) -> Soft:
