@@ -200,7 +200,7 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
         asked.append(seen)
         return find_transformations(public, seen, tolerance)
 
-    monkeypatch.setattr(known_weight, "find", counted)
+    monkeypatch.setattr(known_weight, "find_transformations", counted)
     knowledge, attack = Knowledge(public_model=known), KnownWeight(then=KNN())
     table = attack(seen(after), knowledge, Budget(), np.random.default_rng(0)).table
     assert table is not None
