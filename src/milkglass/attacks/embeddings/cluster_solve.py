@@ -53,6 +53,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
+MEASURED_ROWS = 64  # by which the noise is measured
 EXACT_MISFIT = 1e-6  # rows in fp32 satisfy their equations this well
 MAX_MEDIAN_MISFIT = 0.35  # more left over than this in the median row: not a mixture
 MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
@@ -116,13 +117,13 @@ class ClusterSearch:
         return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
 
     # --- how good the equations are
-    def measure_noise(self, sample: int = 64) -> None:
-        """Measures `noise`, the median residual of least squares over a row's length. Chooses the projection."""
+    def measure_noise(self) -> None:
+        """Measures `noise`, the median residual of least squares over a row's length, and chooses the projection."""
         self._project(self.rows.shape[1])
         self._refresh()
         if not self.free_rows.any():
             return
-        seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
+        seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:MEASURED_ROWS]
         misfits = []
         for some_seeds in np.array_split(seeds, max(1, len(seeds) // 16)):
             _, candidates = self._shortlist(some_seeds, self._width(max(self.widths)))

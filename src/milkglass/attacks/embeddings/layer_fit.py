@@ -80,6 +80,7 @@ class NormalEquations:
         return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
 
     def solve(self) -> Estimate:
+        """Returns the T that minimises ||Phi T - Phi*||, with its relative error."""
         spread = torch.linalg.eigvalsh(self.gram)
         ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
         t = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)

@@ -252,6 +252,7 @@ class DAGER(Inversion):
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
     def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
+        """Returns the texts that the layers read, in any order; fewer if spans or time do not allow more."""
         lengths = _lengths(batch)
         low, high = (AttentionInput(batch.step, layer) for layer in (0, 1))
         total = None if lengths is None else sum(lengths)

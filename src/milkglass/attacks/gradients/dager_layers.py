@@ -151,8 +151,10 @@ class SpanTokens:
         return self.tokens[position if self.placed else 0]
 
 
-def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None = None) -> list[Span]:
+def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None) -> list[Span]:
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
+
+    `total` is the number of tokens of the batch, if it is known.
 
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
     at least the number of vectors. The second half (out, r) has the span of A x if r is larger.

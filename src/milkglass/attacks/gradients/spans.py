@@ -91,7 +91,7 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
     return Span(right_vectors[:rank].T.contiguous(), through, rank == min(stacked.shape))
 
 
-def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
+def sent_rows(rows: Tensor, noise: float) -> Span:
     """Returns the span of rows (m, d) that were sent, with `noise` on each number, without directions that errors hide.
 
     The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random

@@ -102,6 +102,7 @@ class Beam:
         return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
 
     def _begin_again(self) -> None:
+        """Empties the cache of the model and what is counted of it."""
         from transformers import DynamicCache
 
         self.cache, rows = DynamicCache(), len(self.joined)

@@ -104,15 +104,17 @@ def by_rank(counts: Ids) -> Ids:
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
-def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int | None = None) -> Ids:
+def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int) -> Ids:
     """Returns (s, k) for each of `sent_ids` the public ids of the nearest relative frequency; ties by id.
 
-    `total` is of all that was sent, if `sent_counts` is what one alias stands for. None: the sum of `sent_counts`.
+    Args:
+        sent_counts: (n',) what each scrambled id counts; with aliases more than it occurs.
+        public_counts: (n,) how often each public id occurs.
+        total: how many ids were sent.
     """
     public_ids = np.flatnonzero(public_counts)
     counts, row_of_id = np.unique(sent_counts[sent_ids], return_inverse=True)
     nearest_ids = np.full((len(counts), k), NO_BELIEF, np.int64)
-    total = int(sent_counts.sum()) if total is None else total
     shares = public_counts[public_ids] * total  # both sides times both totals: whole numbers, so that ties are exact
     for row, count in enumerate((counts * public_counts.sum()).tolist()):
         closest = np.argsort(np.abs(shares - count), kind="stable")[:k]

@@ -55,19 +55,19 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
         broken = live & limits.broken(bits, share) & ~hopeless
         if not broken.any():
             break
-        one = int(np.flatnonzero(broken)[bits[broken].argmin()])
+        weakest = int(np.flatnonzero(broken)[bits[broken].argmin()])
         means = centres / centre_weight[:, None]
-        distance = ((means - means[one]) ** 2).sum(1)
+        distance = ((means - means[weakest]) ** 2).sum(1)
         is_possible = live & ~limits.broken(
-            *_measures(total + total[one], entropy + entropy[one], np.maximum(top, top[one]))
+            *_measures(total + total[weakest], entropy + entropy[weakest], np.maximum(top, top[weakest]))
         )
-        is_allowed = is_possible if is_possible[np.arange(symbols) != one].any() else live.copy()
-        is_allowed[one] = False
+        is_allowed = is_possible if is_possible[np.arange(symbols) != weakest].any() else live.copy()
+        is_allowed[weakest] = False
         partner = int(np.where(is_allowed, distance, np.inf).argmin())
         for sums in (total, entropy, centres, centre_weight):
-            sums[partner] += sums[one]
-        top[partner], hopeless[partner] = max(top[partner], top[one]), hopeless[partner] or hopeless[one]
-        live[one], target[target == one] = False, partner
+            sums[partner] += sums[weakest]
+        top[partner], hopeless[partner] = max(top[partner], top[weakest]), hopeless[partner] or hopeless[weakest]
+        live[weakest], target[target == weakest] = False, partner
     return np.unique(target[numbers], return_inverse=True)[1].astype(np.int64)
 
 

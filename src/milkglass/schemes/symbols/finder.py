@@ -87,6 +87,6 @@ class MapFinder(abc.ABC):
         """
 
 
-def thousandths(done: int, of: int) -> int:
-    """Returns the thousandths of the work in the last step, after `done` of `of` steps. They sum to 1000."""
-    return 1000 * done // of - 1000 * (done - 1) // of
+def thousandths(done: int, steps: int) -> int:
+    """Returns the thousandths of the work in the last step, after `done` of `steps` steps. They sum to 1000."""
+    return 1000 * done // steps - 1000 * (done - 1) // steps

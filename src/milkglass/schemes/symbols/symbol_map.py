@@ -55,9 +55,9 @@ class SymbolMap:
     @classmethod
     def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
         """Returns a map. Raises UsageError if the arrays are none."""
-        result = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
-        result.require()
-        return result
+        symbol_map = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
+        symbol_map.require()
+        return symbol_map
 
     def require(self) -> None:
         """Raises UsageError if this is no map."""

@@ -74,7 +74,7 @@ class FrequencyFit:
         ratio: size of the private text over that of the public one, without tokens that are already known.
     """
 
-    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> None:
+    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int) -> None:
         """Fits the scrambled and public ids that are still free.
 
         A token's count is spread over `aliases` ids, and with it the public text's part of the variance.

@@ -239,7 +239,7 @@ def settle_all(
     pins: Ids,
     growth: GrowthSchedule,
     step: Step,
-    aliases: int = 1,
+    aliases: int,
 ) -> MeanFieldState | None:
     """Returns the belief without candidates, where any frequent id may stand for any frequent token.
 

@@ -64,6 +64,7 @@ class Spelling:
 
     @classmethod
     def itself(cls, size: int) -> Spelling:
+        """Returns the spelling in which each of n = `size` public ids is the reader's own id."""
         rows = list(np.arange(size, dtype=np.int64)[:, None])
         no = np.zeros(size, np.bool_)
         return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
@@ -241,6 +242,7 @@ def _exists(ref: str) -> bool:
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
+    """Reads a folder's tokenizer.json, without padding and truncation."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.no_truncation()
