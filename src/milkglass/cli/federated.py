@@ -254,7 +254,7 @@ def run(
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
         "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],
-        "weights": str(state.place), "seconds": round(time.monotonic() - begin, 2),
+        "weights": str(state.weights_file), "seconds": round(time.monotonic() - begin, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))

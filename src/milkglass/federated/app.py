@@ -87,11 +87,11 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
         demand = node.demand()
         task.require(demand)
-        passed = checks.before(node.site, demand)
+        passed = checks.require_obfuscated(node.site, demand)
         reply = call_next(message, context)
         about = reply.content["about"]
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
-        checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
+        checks.update_of_passed(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
         return Message(Error(REFUSED_CODE, answer_to_fault(error)), reply_to=message)
     return reply

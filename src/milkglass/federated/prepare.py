@@ -13,7 +13,7 @@ import numpy as np
 from milkglass import files
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
@@ -161,7 +161,7 @@ def matches(
             f"{folder} was prepared with --selection {stamp.selection.get('way')}, not {selection}",
             "give the same, or a new folder for the run",
         )
-    if not of_texts(folder, [one.text for one in examples]):
+    if not is_of_texts(folder, [one.text for one in examples]):
         raise UsageError(
             f"{source.name} has changed since {folder} was prepared of it",
             "restore it, or give a new folder for a run with the changed file",

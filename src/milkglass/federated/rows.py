@@ -109,7 +109,7 @@ def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
     return _keyed_digest(secret, "texts", json.dumps(list(texts)))
 
 
-def of_texts(folder: Path, texts: Sequence[str]) -> bool:
+def is_of_texts(folder: Path, texts: Sequence[str]) -> bool:
     """Returns whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
     if not (folder / TEXTS).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {TEXTS}", "prepare the site again")

@@ -63,12 +63,12 @@ class InProcessSites(Sites):
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
-                passed = None if self.demand is None else checks.before(site, self.demand)
+                passed = None if self.demand is None else checks.require_obfuscated(site, self.demand)
                 trained = site.train(self.step, round, weights, training)
             except OSError as error:
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
                 continue
-            updates.append(trained.update if passed is None else checks.after(trained, passed))
+            updates.append(trained.update if passed is None else checks.update_of_passed(trained, passed))
             losses[site.name] = trained.loss
         return Replies(updates, missing, losses)
 

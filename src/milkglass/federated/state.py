@@ -93,9 +93,9 @@ class FederatedRun:
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the weights after the last finished round. Raises CorruptCheckpoint."""
         try:
-            return load_file(self.place)
+            return load_file(self.weights_file)
         except (OSError, SafetensorError):
-            raise CorruptCheckpoint(f"{self.place.name} is damaged or gone", "begin a new run") from None
+            raise CorruptCheckpoint(f"{self.weights_file.name} is damaged or gone", "begin a new run") from None
 
     def begin(self) -> None:
         """Removes what an interruption left of the next round."""
@@ -107,15 +107,15 @@ class FederatedRun:
         """Writes and returns the run with one more round."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)
-        self.place.unlink(missing_ok=True)
+        self.weights_file.unlink(missing_ok=True)
         return run
 
     @property
-    def place(self) -> Path:
+    def weights_file(self) -> Path:
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
-        with files.atomic_path(self.place) as path:
+        with files.atomic_path(self.weights_file) as path:
             save_file({name: one.contiguous() for name, one in weights.items()}, path)
         rounds = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
         document = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds}

@@ -35,7 +35,7 @@ _END = re.compile(r"([.!?]+)[\"'\u2019\u201d)\]*]*(?=\s|$)")
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
-def compared(count: int, relation: Any, bound: int) -> bool:
+def keeps_relation(count: int, relation: Any, bound: int) -> bool:
     """Returns whether a count keeps one of IFEval's two relations. Raises UsageError for any other."""
     if relation == "at least":
         return count >= bound
@@ -48,14 +48,14 @@ def sentences(text: str) -> int:
     """Returns the number of sentences. A last part without a mark at its end is one too."""
     count, start = 0, 0
     for mark in _END.finditer(text):
-        if not mark[1].strip(".") and not _ends(text, start, mark):
+        if not mark[1].strip(".") and not _ends_sentence(text, start, mark):
             continue
         count += any(map(str.isalnum, text[start : mark.end()]))
         start = mark.end()
     return count + any(map(str.isalnum, text[start:]))
 
 
-def _ends(text: str, start: int, punctuation: re.Match[str]) -> bool:
+def _ends_sentence(text: str, start: int, punctuation: re.Match[str]) -> bool:
     """Returns whether a mark that is only full stops ends a sentence."""
     following = text[punctuation.end() :].lstrip()
     if not following:
@@ -67,7 +67,7 @@ def _ends(text: str, start: int, punctuation: re.Match[str]) -> bool:
     return not (following[0].islower() or is_initial or is_number or _ABBREVIATIONS.fullmatch(last_word))
 
 
-def _pieces(parts: list[str]) -> list[str] | None:
+def _without_blank_ends(parts: list[str]) -> list[str] | None:
     """Returns the parts without a blank one at either end; None if one in between is blank."""
     parts = parts[1:] if parts and not parts[0].strip() else parts
     parts = parts[:-1] if parts and not parts[-1].strip() else parts
@@ -79,7 +79,7 @@ def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
     return [one.group() for one in re.finditer(pattern, text, flags)]
 
 
-def _latin(text: str) -> bool:
+def _is_latin(text: str) -> bool:
     return all("LATIN" in unicodedata.name(one, "") for one in text if one.isalpha())
 
 
@@ -91,7 +91,7 @@ def existence(text: str, a: Arguments) -> bool:
 
 def frequency(text: str, a: Arguments) -> bool:
     count = len(re.findall(re.escape(a["keyword"]), text, re.IGNORECASE))
-    return compared(count, a["relation"], a["frequency"])
+    return keeps_relation(count, a["relation"], a["frequency"])
 
 
 def forbidden_words(text: str, a: Arguments) -> bool:
@@ -101,21 +101,21 @@ def forbidden_words(text: str, a: Arguments) -> bool:
 
 def letter_frequency(text: str, a: Arguments) -> bool:
     """Returns whether a letter occurs often enough. It may be a sign such as # or ! too."""
-    return compared(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
+    return keeps_relation(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
 def number_sentences(text: str, a: Arguments) -> bool:
-    return compared(sentences(text), a["relation"], a["num_sentences"])
+    return keeps_relation(sentences(text), a["relation"], a["num_sentences"])
 
 
 def number_words(text: str, a: Arguments) -> bool:
-    return compared(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
+    return keeps_relation(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
 
 
 def number_paragraphs(text: str, a: Arguments) -> bool:
     """Returns whether there are exactly so many paragraphs, which the markdown divider *** separates."""
-    paragraphs = _pieces(re.split(r"\s?\*\*\*\s?", text))
+    paragraphs = _without_blank_ends(re.split(r"\s?\*\*\*\s?", text))
     return paragraphs is not None and len(paragraphs) == a["num_paragraphs"]
 
 
@@ -184,7 +184,7 @@ def repeat_prompt(text: str, a: Arguments) -> bool:
 
 def two_responses(text: str, a: Arguments) -> bool:
     """Returns whether there are two different responses with ****** in between."""
-    responses = _pieces(text.split("******"))
+    responses = _without_blank_ends(text.split("******"))
     return responses is not None and len(responses) == 2 and responses[0].strip() != responses[1].strip()
 
 
@@ -201,7 +201,7 @@ def quotation(text: str, a: Arguments) -> bool:
 # --- case and marks ---------------------------------------------------------------------------------------------------
 def capital_word_frequency(text: str, a: Arguments) -> bool:
     count = sum(word.isupper() for word in _WORD.findall(text))
-    return compared(count, a["capital_relation"], a["capital_frequency"])
+    return keeps_relation(count, a["capital_relation"], a["capital_frequency"])
 
 
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the arguments that it needs
@@ -227,8 +227,8 @@ RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the argum
     "combination:two_responses": (two_responses, ()),
     "startend:end_checker": (end_checker, ("end_phrase",)),
     "startend:quotation": (quotation, ()),
-    "change_case:english_capital": (lambda text, a: text.isupper() and _latin(text), ()),
-    "change_case:english_lowercase": (lambda text, a: text.islower() and _latin(text), ()),
+    "change_case:english_capital": (lambda text, a: text.isupper() and _is_latin(text), ()),
+    "change_case:english_lowercase": (lambda text, a: text.islower() and _is_latin(text), ()),
     "change_case:capital_word_frequency": (capital_word_frequency, ("capital_relation", "capital_frequency")),
     "punctuation:no_comma": (lambda text, a: "," not in text, ()),
 }  # fmt: skip

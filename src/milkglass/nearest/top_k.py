@@ -48,14 +48,14 @@ class ExactIndex:
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
         cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
-        half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
+        half_squares: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
 
     table: torch.Tensor = field(repr=False)
     metric: Metric
     cosines: Cosines = field(repr=False)
     shift: torch.Tensor = field(repr=False)
-    half: torch.Tensor = field(repr=False)
+    half_squares: torch.Tensor = field(repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
@@ -98,7 +98,7 @@ class ExactIndex:
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         rows = queries - self.shift
         slack = self.cosines.slack.fixed * longest * (lengths(rows) + longest)
-        return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
+        return self.cosines.products(rows).sub_(self.half_squares), Slack(slack.nan_to_num(0)[:, None])
 
     def _measure(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Returns (p,) the values of pairs, in fp64 for distances."""

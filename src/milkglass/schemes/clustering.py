@@ -60,13 +60,13 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
     seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
     """
-    place = np.full(len(table), -1, np.int64)
-    place[order] = np.arange(len(order))
-    is_free = place >= 0  # by row of the table
+    rank = np.full(len(table), -1, np.int64)
+    rank[order] = np.arange(len(order))
+    is_free = rank >= 0  # by row of the table
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
     cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
-    for row in _rows(cosines, order, is_free, place, (6 * k, int(quantile_index) + 2), 5 * k):
+    for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
         is_free[members] = False
@@ -77,7 +77,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
 
 
 def _rows(
-    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
+    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], rank: Ids, counts: tuple[int, int], share: int
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
@@ -94,7 +94,7 @@ def _rows(
         # A multiple, so that products have few shapes: oneDNN keeps code for each
         whole_blocks = min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
         seeds = remaining[: max(min(max_seeds, MIN_WAVE_SEEDS), whole_blocks)]
-        next_place = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
+        next_place = int(rank[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
@@ -104,7 +104,7 @@ def _rows(
 
         def start_wave() -> list[Future[_Wave]]:
             seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
-            return [pool.submit(_Wave.of, cosines, seeds, place, counts) for seeds in seeds_of_workers]
+            return [pool.submit(_Wave.of, cosines, seeds, rank, counts) for seeds in seeds_of_workers]
 
         wave = start_wave()
         while wave:
@@ -128,21 +128,21 @@ class _Wave:
     seeds: Ids = field(repr=False)
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
-    place: Ids = field(repr=False)
+    rank: Ids = field(repr=False)
     likely: Likely = field(repr=False)
 
     @classmethod
-    def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
+    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
-        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE_VALUE
+        rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
         cosine_array = device.array(rough)
-        return cls(cosines, seeds, cosine_array, slack, place, Likely.of(cosine_array, *counts))
+        return cls(cosines, seeds, cosine_array, slack, rank, Likely.of(cosine_array, *counts))
 
     def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
         for number, seed in enumerate(self.seeds.tolist()):
             if is_free[seed]:
-                yield SeedRow(self.cosines, seed, self.rough[number], self.slack, self.place, self.likely[number])
+                yield SeedRow(self.cosines, seed, self.rough[number], self.slack, self.rank, self.likely[number])
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:

@@ -109,7 +109,7 @@ class ClusterSearch:
             self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         return self.noise <= 10 * EXACT_MISFIT
 
     @property
@@ -149,7 +149,7 @@ class ClusterSearch:
         """Yields the width and the margin of each sweep; none if the table is no mixture."""
         if self.noise > MAX_MEDIAN_MISFIT:
             return
-        margins = self.margins[:1] if self.exact else self.margins
+        margins = self.margins[:1] if self.is_exact else self.margins
         widths = list(dict.fromkeys(self._width(width) for width in self.widths))
         yield from ((width, margins[0]) for width in widths)
         yield from ((widths[-1], margin) for margin in margins[1:])
@@ -216,7 +216,7 @@ class ClusterSearch:
     def _settle(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
         """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
         nearest_rows = nearest_rows[self.free_rows[nearest_rows]]
-        for attempt in range(1 if self.exact else 3):
+        for attempt in range(1 if self.is_exact else 3):
             tokens = self._free_among(tokens)
             if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
@@ -237,7 +237,7 @@ class ClusterSearch:
 
     def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
         misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
-        return bool((misfits <= (10 if self.exact else 2) * self.noise).all())
+        return bool((misfits <= (10 if self.is_exact else 2) * self.noise).all())
 
     def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
@@ -281,7 +281,7 @@ class ClusterSearch:
         """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
         basis = self.public[torch.from_numpy(tokens)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
-        if self.exact and solved.min() < -1e-3:
+        if self.is_exact and solved.min() < -1e-3:
             return False
         errors = sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise)
         for row_numbers, token_numbers in sparse.connected_parts(solved > errors):

@@ -124,13 +124,13 @@ def _usable(group: Group) -> bool:
 
 
 def _cluster_batches(
-    groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float
+    groups: tuple[Group, ...], usable: list[int], table: torch.Tensor, floor: float
 ) -> list[ClusterBatch]:
     """Returns the clusters of these groups in batches of one size, as many as fit in memory at a time."""
     batches = []
-    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
+    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in usable]).reshape(-1, 2)
     for rows, size in np.unique(sizes, axis=0).tolist():
-        same_size = np.array(numbers)[(sizes == (rows, size)).all(1)]
+        same_size = np.array(usable)[(sizes == (rows, size)).all(1)]
         step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
         for group_numbers in (same_size[at : at + step].tolist() for at in range(0, len(same_size), step)):
             members = np.stack([groups[number].members for number in group_numbers])

@@ -327,11 +327,12 @@ def with_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[To
     read = sorted({token for one in texts for token in one})
     share[read] = -torch.inf
     best, token = share.max(0)
-    whole = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
+    completed = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
     for row in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
-        alternatives = [[*whole[:row], (*texts[row], last), *whole[row + 1 :]] for last in [int(token[row]), *read]]
-        whole = min(alternatives, key=lambda one: _misfit(batch, one))
-    return whole
+        lasts = [int(token[row]), *read]
+        alternatives = [[*completed[:row], (*texts[row], last), *completed[row + 1 :]] for last in lasts]
+        completed = min(alternatives, key=lambda one: _misfit(batch, one))
+    return completed
 
 
 def _head_gradient(batch: SharedBatch) -> Tensor | None:

@@ -33,14 +33,14 @@ class Span:
         basis: (m, r) orthonormal columns, float64.
         through: (m, d) the matrix that multiplies vectors before they are compared. None: m = d, and there is none.
         full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
-        values: (r,) singular values of the rows. None: their errors are not known.
+        singular_values: (r,) of the rows. None: their errors are not known.
         error: the largest singular value of these errors, in the same units.
     """
 
     basis: Tensor
     through: Tensor | None
     full: bool
-    values: Tensor | None = None
+    singular_values: Tensor | None = None
     error: float = 0.0
 
     @property
@@ -52,7 +52,7 @@ class Span:
 
         They are exact where they are below MAX_SCREENED_DISTANCE.
 
-        With `values` they are in units of what the errors explain.
+        With `singular_values` they are in units of what the errors explain.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
         rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
@@ -65,8 +65,8 @@ class Span:
         )
         outside = close - (close @ self.basis) @ self.basis.T  # by what lies outside
         distances[close_ones] = outside.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
-        if self.values is not None:
-            distances = distances / self._explained(inside, sizes, self.values)
+        if self.singular_values is not None:
+            distances = distances / self._explained(inside, sizes, self.singular_values)
         return distances.reshape(vectors.shape[:-1])
 
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:

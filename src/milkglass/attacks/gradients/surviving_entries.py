@@ -135,12 +135,12 @@ class _OrderSearch:
         self.best_distance = np.inf
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
         """Returns the distance of a text, at least 0; infinite if the time is over."""
-        if self.over and len(self.best):
+        if self.is_over and len(self.best):
             return float(np.inf)
         self.gradients_left -= 1
         self.budget.spend(work.gradients(self.batch.step.module, len(text)))
@@ -162,7 +162,7 @@ class _OrderSearch:
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
-        while not self.over and self.best_distance > ROUNDING_DISTANCE:
+        while not self.is_over and self.best_distance > ROUNDING_DISTANCE:
             shaken = self.best
             for _ in range(RANDOM_CHANGES):
                 shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
@@ -171,10 +171,10 @@ class _OrderSearch:
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text, one change at a time, while that brings it nearer."""
         best_distance, better = self.distance(text), True
-        while better and not self.over:
+        while better and not self.is_over:
             better = False
             for changed in _changed_texts(text, self.tokens, rng):
-                if self.over:
+                if self.is_over:
                     return
                 if (distance := self.distance(changed)) < best_distance - 1e-9:
                     text, best_distance, better = changed, distance, True

@@ -61,9 +61,9 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
     states_of_answers = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
-    for numbers in batches(texts):
-        hidden = runner(input_ids=stacked(texts, numbers)).last_hidden_state
-        places_in_texts = places(texts, numbers).reshape(len(numbers), -1)
+    for text_numbers in batches(texts):
+        hidden = runner(input_ids=stacked(texts, text_numbers)).last_hidden_state
+        places_in_texts = places(texts, text_numbers).reshape(len(text_numbers), -1)
         is_answer = answered[places_in_texts]
         is_answer[:, 0] = False
         rows, columns = np.nonzero(is_answer)

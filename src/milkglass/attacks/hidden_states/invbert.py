@@ -98,9 +98,9 @@ def inverted(
     """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
-    for numbers in groups:
-        token_places = places(tokens, numbers)
-        inputs = states[torch.from_numpy(token_places)].reshape(len(numbers), -1, states.shape[1])
+    for text_numbers in groups:
+        token_places = places(tokens, text_numbers)
+        inputs = states[torch.from_numpy(token_places)].reshape(len(text_numbers), -1, states.shape[1])
         guess[token_places] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
         budget.spend(work.run(inverter, len(token_places)))
     return guess

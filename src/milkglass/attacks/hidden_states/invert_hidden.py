@@ -131,10 +131,10 @@ class InvertHidden(Attack):
         texts: list[Ids] = []
         nonempty = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
-            for numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
+            for text_numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
-                selected = corpus.chosen(numbers)
+                selected = corpus.chosen(text_numbers)
                 observation = required(knowledge.observe)(selected, seed + copy)
                 states.append(observation.hidden.float())
                 texts.extend(selected)

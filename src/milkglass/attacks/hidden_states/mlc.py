@@ -44,10 +44,10 @@ def embeddings(
     runner = body(model)
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
-    for numbers in groups:
-        means[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
-        was_read[numbers] = True
-        budget.spend(work.run(runner, int(texts.lengths[numbers].sum())))
+    for text_numbers in groups:
+        means[torch.from_numpy(text_numbers)] = state(runner, stacked(texts, text_numbers)).mean(1)
+        was_read[text_numbers] = True
+        budget.spend(work.run(runner, int(texts.lengths[text_numbers].sum())))
     return means, was_read
 
 

@@ -163,11 +163,11 @@ class NeuronAlignment(NearestRows):
         probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
         seen_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
-        def unlike(size: float) -> float:
+        def unlikeness(size: float) -> float:
             quantiles = correlation_quantiles(read(sample_ids[probe], size * noise[probe]))
             return float((quantiles - seen_quantiles).square().mean())
 
-        noisy = read(sample_ids, min(self.noise, key=unlike) * noise)
+        noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
         seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
         order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
         public_neurons = read(torch.arange(public.size, device=device.current()))

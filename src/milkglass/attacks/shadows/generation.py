@@ -75,12 +75,12 @@ class ShadowGeneration(Attack):
         allowed = self._allowed(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
-        for numbers in batches(tokens, BATCH_TOKENS):
+        for text_numbers in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
-            shadows = stacked(tokens, numbers)
+            shadows = stacked(tokens, text_numbers)
             budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
-            guess[places(tokens, numbers), 0] = (
+            guess[places(tokens, text_numbers), 0] = (
                 _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
         return Guess(running=guess)

@@ -85,9 +85,9 @@ class Rule(Attack):
         ids = transcript.tokens.ids
         sent_ids = set(ids.tolist())
         originals_of = {
-            row: one.members
-            for one in required(knowledge.candidates).groups
-            for row in one.rows.tolist()
+            row: group.members
+            for group in required(knowledge.candidates).groups
+            for row in group.rows.tolist()
             if row in sent_ids
         }
         rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in originals_of.items()}

@@ -90,27 +90,27 @@ class LanguageModel(Solver):
     ) -> Candidates:
         """Returns decipherment's candidates, settled again with what the model says about them."""
         started = budget.clock()
-        base = result = self.first.learn(transcript, knowledge, budget.part(1), rng)
+        first_candidates = settled = self.first.learn(transcript, knowledge, budget.part(1), rng)
         elapsed = budget.clock() - started
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
-            return result
+            return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
-        prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
+        prior = restricted(required(knowledge.candidates), first_candidates.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
         places_seen = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
             round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
-            self._update(table, reader, transcript, result, round_budget, rng)
-            table.store(table.evidence(self.patience), stored, places_seen, base.groups)
+            table = EvidenceTable(settled, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            self._update(table, reader, transcript, settled, round_budget, rng)
+            table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(base.groups, base.likelihood, stored)
-            stronger = replace(knowledge, candidates=_plus(base.groups, prior, stored))
-            result = self.first.learn(transcript, stronger, budget.part(1), rng)
-        return result
+                return _plus(first_candidates.groups, first_candidates.likelihood, stored)
+            stronger = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
+            settled = self.first.learn(transcript, stronger, budget.part(1), rng)
+        return settled
 
     def _update(
         self,
@@ -138,8 +138,8 @@ class LanguageModel(Solver):
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
             for batch in batches_read:
-                open_places = table.open_at(texts.ids[batch.where])
-                ids = texts.ids[batch.where[open_places]]
+                open_places = table.open_at(texts.ids[batch.places])
+                ids = texts.ids[batch.places[open_places]]
                 if len(ids):
                     options = table.member[table.line[ids]]
                     table.update(

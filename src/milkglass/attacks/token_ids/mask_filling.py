@@ -157,9 +157,9 @@ class MaskFilling(Attack):
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
             for batch in reader.reads(Sequences(reading, texts.lengths), text_numbers):
-                in_masks = np.isin(batch.where, list(mask_at))
+                in_masks = np.isin(batch.places, list(mask_at))
                 for row in np.flatnonzero(in_masks).tolist():
-                    mask = mask_at[int(batch.where[row])]
+                    mask = mask_at[int(batch.places[row])]
                     options = spans_of_kind[mask.kind]
                     only = np.zeros(len(in_masks), np.bool_)
                     only[row] = True

@@ -63,10 +63,10 @@ class Symbols:
     Attributes:
         of_id: (n',) the symbol of each scrambled id.
         of_token: (n,) the symbol of each public token.
-        own: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
+        tokens_of_symbol: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
         exchanged: the symbols that randomised response exchanges for each other, ascending.
         order: (n,) the tokens, those of one symbol adjacent, those of exchanged symbols first.
-        members: the tokens that a place with each symbol can hold: `own`, or those of all `exchanged` symbols.
+        members: the tokens that a place with each symbol can hold: its own, or those of all `exchanged` symbols.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Symbols:
         self.of_id, self.of_token = np.full(ids, unlisted, np.int64), np.full(tokens, unlisted, np.int64)
         for number, group in enumerate(candidates.groups):
             self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
+        self.tokens_of_symbol = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
-        unexchanged = np.setdiff1d(np.arange(len(self.own)), self.exchanged)
-        self.order = np.concatenate([self.own[i] for i in (*self.exchanged, *unexchanged)])
-        shared = self.order[: sum(len(self.own[i]) for i in self.exchanged)]
-        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.own))
+        unexchanged = np.setdiff1d(np.arange(len(self.tokens_of_symbol)), self.exchanged)
+        self.order = np.concatenate([self.tokens_of_symbol[i] for i in (*self.exchanged, *unexchanged)])
+        shared = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
+        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.tokens_of_symbol))
 
     @property
     def advantage(self) -> float:
@@ -91,7 +91,7 @@ class Symbols:
         return self.responses.advantage if self.responses else 0.0
 
     def spans(self, tokens_of_symbols: tuple[Ids, ...]) -> list[slice]:
-        """Returns the slices of `order` that hold each symbol's tokens, for `own` or `members`."""
+        """Returns the slices of `order` that hold each symbol's tokens, for `tokens_of_symbol` or `members`."""
         position = np.empty(len(self.of_token), np.int64)
         position[self.order] = np.arange(len(self.order))
         starts = [int(position[one[0]]) if len(one) else 0 for one in tokens_of_symbols]
@@ -110,11 +110,11 @@ class Symbols:
 
     def chain(self, corpus: Sequences) -> Chain:
         """Returns a hidden Markov chain over symbols in place of ids."""
-        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
+        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
         uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
             uniform = uniform.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
-        return Chain(uniform, corpus, len(self.own), len(self.of_token), self.responses is not None)
+        return Chain(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
 
 
 class SymbolReader(torch.nn.Module):
@@ -127,7 +127,7 @@ class SymbolReader(torch.nn.Module):
     are more likely by the mechanism's advantage.
 
     Attributes:
-        several: (s,) whether a symbol has more than one member.
+        has_several: (s,) whether a symbol has more than one member.
         start: (s,) where its members begin in `Symbols.order`.
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
@@ -136,11 +136,11 @@ class SymbolReader(torch.nn.Module):
 
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
         super().__init__()
-        self.spans, self.own = symbols.spans(symbols.members), symbols.spans(symbols.own)
+        self.spans, self.own_spans = symbols.spans(symbols.members), symbols.spans(symbols.tokens_of_symbol)
         self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
-        self.register_buffer("several", torch.tensor([len(one) > 1 for one in symbols.members]))
+        self.register_buffer("has_several", torch.tensor([len(one) > 1 for one in symbols.members]))
         self.register_buffer("start", torch.tensor([one.start for one in self.spans]))
-        order, sizes = symbols.order, [len(one) for one in symbols.own]
+        order, sizes = symbols.order, [len(one) for one in symbols.tokens_of_symbol]
         self.register_buffer("position", torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64)))
         table, weight = public.table, torch.from_numpy(counts).float()[:, None]
         member = torch.from_numpy(symbols.of_token)
@@ -159,7 +159,7 @@ class SymbolReader(torch.nn.Module):
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
         flat = symbols.flatten()
-        places = torch.nonzero(self.several[flat])[:, 0]
+        places = torch.nonzero(self.has_several[flat])[:, 0]
         places = places[flat[places].argsort(stable=True)]
         present, counts = torch.unique_consecutive(flat[places], return_counts=True)
         states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[places])
@@ -169,7 +169,7 @@ class SymbolReader(torch.nn.Module):
             bias = self.bias[span]
             if symbol in self.exchanged:
                 own_advantage = torch.zeros_like(self.bias)
-                own_advantage[self.own[symbol]] = self.advantage
+                own_advantage[self.own_spans[symbol]] = self.advantage
                 bias = bias + own_advantage[span]
             yield its_places, torch.log_softmax(its_states @ self.table[span].T + bias, dim=1)
 
@@ -199,8 +199,8 @@ class Beliefs:
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
-        for numbers in batches(texts, TOKENS_AT_A_TIME):
-            inputs = stacked(texts, numbers)
+        for text_numbers in batches(texts, TOKENS_AT_A_TIME):
+            inputs = stacked(texts, text_numbers)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
@@ -209,7 +209,7 @@ class Beliefs:
                     for index, row in zip(there.tolist(), device.array(scores.double()), strict=True)
                 }
             believed = [one for row in device.array(inputs) for one in self.chain.read(row, True)]
-            places_and_beliefs = zip(places(texts, numbers), inputs.flatten().tolist(), believed, strict=True)
+            places_and_beliefs = zip(places(texts, text_numbers), inputs.flatten().tolist(), believed, strict=True)
             for index, (place, symbol, chain) in enumerate(places_and_beliefs):
                 members = self.members[symbol]
                 if len(members) > 1:

@@ -240,11 +240,12 @@ class LanguageReader:
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
         """Returns the lists in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
-        for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             if budget.left() <= 0:
                 break
-            places = np.flatnonzero(np.isin(texts.owner, numbers))
-            options, lengths = Listed(listed.tokens[places], listed.chances[places]), texts.lengths[np.sort(numbers)]
+            places = np.flatnonzero(np.isin(texts.owner, text_numbers))
+            options = Listed(listed.tokens[places], listed.chances[places])
+            lengths = texts.lengths[np.sort(text_numbers)]
             best = self.best(Sequences(texts.ids[places], lengths), options)
             weighed = options.weighed(self.gains(Sequences(best, lengths), options.tokens), self.weights)
             first = 2 * (options.tokens == best[:, None]) if self.whole else 0
@@ -260,16 +261,17 @@ class LanguageReader:
             return read_tokens
         k, scores = listed.tokens.shape[1], listed.scores
         text_ends = np.cumsum(texts.lengths)
-        for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
-            beam = Beam(self.reader, len(numbers), self.width)
-            for place in range(int(texts.lengths[numbers].max())):
-                options, scores_listed = np.full((len(numbers), k), NO_BELIEF), np.full((len(numbers), k), -np.inf)
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+            beam = Beam(self.reader, len(text_numbers), self.width)
+            for place in range(int(texts.lengths[text_numbers].max())):
+                options = np.full((len(text_numbers), k), NO_BELIEF)
+                scores_listed = np.full(options.shape, -np.inf)
                 scores_listed[:, 0] = 0  # a text that is over has nothing to choose
-                unfinished = np.flatnonzero(texts.lengths[numbers] > place)
-                places = (text_ends - texts.lengths)[numbers][unfinished] + place
+                unfinished = np.flatnonzero(texts.lengths[text_numbers] > place)
+                places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
                 options[unfinished], scores_listed[unfinished] = listed.tokens[places], scores[places]
                 beam.grow(options, scores_listed, self.strength, self.common)
-            for number, best in zip(numbers, beam.best(), strict=True):
+            for number, best in zip(text_numbers, beam.best(), strict=True):
                 length = texts.lengths[number]
                 read_tokens[text_ends[number] - length : text_ends[number]] = best[:length]
         return read_tokens
@@ -278,5 +280,5 @@ class LanguageReader:
         """Returns (total, k) the reader's gain (see `gain`) of the options at each place, after the reading so far."""
         gains = np.zeros(options.shape)
         for batch in self.reader.reads(reading, np.arange(len(reading))):
-            gains[batch.where] = gain(self.reader, batch, options[batch.where], self.common)
+            gains[batch.places] = gain(self.reader, batch, options[batch.places], self.common)
         return gains

@@ -34,20 +34,20 @@ class DiversityLimits:
         return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
 
 
-def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
+def bits_and_shares(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
     """Returns (m,) each symbol's entropy in bits and (m,) its largest share of one token, for masses (c,) of tokens."""
-    return _measures(*_sums(numbers, mass, symbols))
+    return _measures(*_sums(symbol_of_token, mass, symbols))
 
 
 def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
-    """Returns (c,) numbers from 0 without gaps, after symbols that break a limit were joined to others."""
-    _, numbers = np.unique(clusters.numbers, return_inverse=True)
-    symbols = int(numbers.max()) + 1
-    total, entropy, top = _sums(numbers, mass, symbols)
+    """Returns (c,) the symbol of each token, from 0 without gaps, after symbols that break a limit joined others."""
+    _, symbol_of_token = np.unique(clusters.symbol_of_token, return_inverse=True)
+    symbols = int(symbol_of_token.max()) + 1
+    total, entropy, top = _sums(symbol_of_token, mass, symbols)
     centres = np.zeros((symbols, clusters.points.shape[1]))
     weight = np.sqrt(mass)
-    np.add.at(centres, numbers, clusters.points * weight[:, None])
-    centre_weight = np.bincount(numbers, weight, symbols)
+    np.add.at(centres, symbol_of_token, clusters.points * weight[:, None])
+    centre_weight = np.bincount(symbol_of_token, weight, symbols)
     live, target = np.ones(symbols, np.bool_), np.arange(symbols)
     hopeless = top > limits.most_share * mass.sum()  # no company is large enough
     for _ in range(symbols // 2):
@@ -68,15 +68,15 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
             sums[partner] += sums[weakest]
         top[partner], hopeless[partner] = max(top[partner], top[weakest]), hopeless[partner] or hopeless[weakest]
         live[weakest], target[target == weakest] = False, partner
-    return np.unique(target[numbers], return_inverse=True)[1].astype(np.int64)
+    return np.unique(target[symbol_of_token], return_inverse=True)[1].astype(np.int64)
 
 
-def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
+def _sums(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
     """Returns (m,) of each symbol its mass, the sum of mass log2 mass, and the mass of its heaviest token."""
     top = np.zeros(symbols)
-    np.maximum.at(top, numbers, mass)
-    total = np.bincount(numbers, mass, symbols).astype(np.float64)
-    return total, np.bincount(numbers, mass * np.log2(mass), symbols).astype(np.float64), top
+    np.maximum.at(top, symbol_of_token, mass)
+    total = np.bincount(symbol_of_token, mass, symbols).astype(np.float64)
+    return total, np.bincount(symbol_of_token, mass * np.log2(mass), symbols).astype(np.float64), top
 
 
 def _measures(total: Masses, entropy: Masses, top: Masses) -> tuple[Masses, Masses]:

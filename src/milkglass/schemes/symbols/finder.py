@@ -61,11 +61,11 @@ class FoundSymbols:
     """The result of a way to find a map.
 
     Attributes:
-        numbers: (c,) a number from 0 for each token that is clustered.
+        symbol_of_token: (c,) the symbol, from 0, of each token that is clustered.
         points: (c, f) their positions, by which symbols are near each other.
     """
 
-    numbers: Ids
+    symbol_of_token: Ids
     points: Floats
 
 

@@ -68,7 +68,7 @@ class KMeans(MapFinder):
         for number in range(self.rounds):
             clusters.move(points, self.mass_price, start_draws)
             progress(thousandths(number + 1, self.rounds))
-        return FoundSymbols(clusters.numbers, points)
+        return FoundSymbols(clusters.symbol_of_token, points)
 
     def points(self, evidence: Evidence) -> Floats:
         """Returns (n, f) x_t of all tokens."""
@@ -85,18 +85,18 @@ class Clusters:
 
     Attributes:
         mass, weights: (c,) how common each is, above 0, and the square root of that.
-        numbers: (c,) the symbol of each token.
+        symbol_of_token: (c,) the symbol of each token.
     """
 
     def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
         self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
         self.centres: Floats | None = None
-        self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
 
     def of_tokens(self, n: int) -> Ids:
         """Returns (n,) the symbol of each token, 0 for tokens that are not clustered."""
         symbols = np.zeros(n, np.int64)
-        symbols[self.tokens] = self.numbers
+        symbols[self.tokens] = self.symbol_of_token
         return symbols
 
     def start(self, points: Floats, draws: Draws) -> None:
@@ -107,13 +107,13 @@ class Clusters:
         """Makes one round. A symbol without tokens is drawn again. `price` is P of the module."""
         assert self.centres is not None
         m = len(self.price)
-        self.numbers = assign(points, self.centres, self.price)
-        total = np.bincount(self.numbers, self.weights, m)
-        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
+        self.symbol_of_token = assign(points, self.centres, self.price)
+        total = np.bincount(self.symbol_of_token, self.weights, m)
+        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.symbol_of_token, m)
         self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
         if len(empty_symbols := np.flatnonzero(total == 0)):
             self.centres[empty_symbols] = points[sample(self.weights, len(empty_symbols), draws)]
-        self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), price)
+        self.price = next_price(self.price, np.bincount(self.symbol_of_token, self.mass, m).astype(np.float64), price)
 
 
 def centred(vectors: Floats) -> Floats:
@@ -139,10 +139,10 @@ def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: fl
     return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
 
 
-def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
+def sums(rows: Floats, symbol_of_row: Ids, symbols: int) -> Floats:
     """Returns (m, f) the sum of the rows of each symbol."""
     summed = np.zeros((symbols, rows.shape[1]), np.float32)
-    np.add.at(summed, numbers, rows)
+    np.add.at(summed, symbol_of_row, rows)
     return summed
 
 

@@ -161,7 +161,7 @@ class Training:
                     self._move(tokens, 1)
                 progress(thousandths(step, epochs * steps))
         with torch.no_grad():
-            return FoundSymbols(self.clusters.numbers, self.network.points(tokens).numpy())
+            return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
     def _move(self, tokens: Tensor, rounds: int) -> None:
         """Assigns the points of the tokens anew and moves the centres, `rounds` times; draws centres at first."""

@@ -129,7 +129,7 @@ class GRAB(Optimising):
         return sorted(judged_texts, key=lambda one: judged[one.tobytes()])[: self.beam]
 
 
-def neighbours(text: Ids, row_and_place: tuple[int, int], places: Ids, pool: list[int]) -> Iterator[Ids]:
+def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:
     """Yields the texts (b, t) with another token at that place.
 
     The token comes from the pool, or from another place of the same text: then the two are exchanged, or it is moved
@@ -140,12 +140,12 @@ def neighbours(text: Ids, row_and_place: tuple[int, int], places: Ids, pool: lis
         substituted = text.copy()
         substituted[row_and_place] = token
         yield substituted
-    index = int(np.flatnonzero(places == place)[0])
-    for other_index in range(len(places)):
+    index = int(np.flatnonzero(free_places == place)[0])
+    for other_index in range(len(free_places)):
         exchanged, moved = text.copy(), text.copy()
-        exchanged[row, [place, places[other_index]]] = text[row, [places[other_index], place]]
-        tokens = text[row, places]
-        moved[row, places] = np.insert(np.delete(tokens, other_index), index, tokens[other_index])
+        exchanged[row, [place, free_places[other_index]]] = text[row, [free_places[other_index], place]]
+        tokens = text[row, free_places]
+        moved[row, free_places] = np.insert(np.delete(tokens, other_index), index, tokens[other_index])
         yield exchanged
         yield moved
 

@@ -137,7 +137,7 @@ class Problem:
         labels: (b,) the classes. None: the next-token loss.
         embeddings: (v, d) as the model reads them.
         unit: `embeddings`, each of length 1.
-        barred: ids that stand in no free place.
+        barred: special and padding ids, which stand in no free place.
         mean_length: of an embedding.
     """
 

@@ -217,12 +217,12 @@ class Profiles:
 class Ratios:
     """How much likelier a class (of each group) is next to a token than anywhere, (n, classes), on one side."""
 
-    values: NDArray[np.float32]
+    ratios: NDArray[np.float32]
     classes: Ids
 
     def at(self, members: Ids, groups: Ids) -> NDArray[np.float32]:
         """Returns the ratio of each member next to its group."""
-        return self.values[members, self.classes[groups]]
+        return self.ratios[members, self.classes[groups]]
 
 
 def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:

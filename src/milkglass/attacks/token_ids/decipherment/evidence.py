@@ -81,10 +81,10 @@ class EvidenceTable:
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
-    def needed(self, texts: Sequences, numbers: Ids) -> Ids:
-        """Returns the texts among `numbers` that have an id not yet looked at often enough."""
+    def needed(self, texts: Sequences, text_numbers: Ids) -> Ids:
+        """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
-        return numbers[hits[numbers] > 0]
+        return text_numbers[hits[text_numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns (m,) whether to look at each of these scrambled ids."""

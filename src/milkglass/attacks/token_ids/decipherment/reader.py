@@ -118,17 +118,17 @@ class ReadBatch:
     """A batch that was read.
 
     Attributes:
-        where: (m,) places among all tokens.
+        places: (m,) among all tokens of the texts.
         states: (m, d) the state before each place.
         joined: (m,) whether it is joined to what precedes.
     """
 
-    where: Ids
+    places: Ids
     states: torch.Tensor
     joined: NDArray[np.bool_]
 
     def select(self, is_selected: NDArray[np.bool_]) -> ReadBatch:
-        return ReadBatch(self.where[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
+        return ReadBatch(self.places[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
 
 
 class CausalReader:
@@ -165,12 +165,12 @@ class CausalReader:
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
-    def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
+    def reads(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
         """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, places_in_lines, joined, public_places = [], [], [], []
-        for number in numbers.tolist():
+        for number in text_numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
             line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), longest):
@@ -182,13 +182,13 @@ class CausalReader:
         line_texts, requested = Sequences.of(lines), Sequences.of(places_in_lines)
         all_places = np.concatenate([np.empty(0, np.int64), *public_places])
         all_joined = np.concatenate([np.empty(0, np.bool_), *joined])
-        for text_numbers in batches(line_texts, IDS_AT_A_TIME):
-            hidden = self.model(input_ids=stacked(line_texts, text_numbers)).last_hidden_state
-            self.budget.spend(work.run(self.model, int(line_texts.lengths[text_numbers].sum())))
-            rows = np.repeat(np.arange(len(text_numbers)), requested.lengths[text_numbers])
+        for line_numbers in batches(line_texts, IDS_AT_A_TIME):
+            hidden = self.model(input_ids=stacked(line_texts, line_numbers)).last_hidden_state
+            self.budget.spend(work.run(self.model, int(line_texts.lengths[line_numbers].sum())))
+            rows = np.repeat(np.arange(len(line_numbers)), requested.lengths[line_numbers])
             if not len(rows):
                 continue
-            nonempty = text_numbers[requested.lengths[text_numbers] > 0]
+            nonempty = line_numbers[requested.lengths[line_numbers] > 0]
             at = np.concatenate([places(requested, nonempty[[i]]) for i in range(len(nonempty))])
             yield ReadBatch(all_places[at], hidden[rows, requested.ids[at]].float(), all_joined[at])
 
