@@ -130,9 +130,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedd
         (target / "model.safetensors").write_bytes(result.read_bytes())
 
     made = {"model.safetensors": sha256(result)}
-    model = replace(
-        resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), converted_files=made
-    )
+    model = replace(resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), converted_files=made)
     monkeypatch.setattr(resolve, "_package_file", lambda _: source)
     monkeypatch.setattr(resolve, "_convert_gguf", convert)
     monkeypatch.setattr(resolve, "version", resolve.CONVERTERS.__getitem__)

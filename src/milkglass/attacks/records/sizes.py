@@ -32,8 +32,6 @@ QUANTILES = np.linspace(0, 1, 9)
 
 @dataclass(frozen=True)
 class Sizes(Attack):
-    """The attack."""
-
     name = "sizes"
     title = "Topics from the sizes and times of encrypted answers"
     cost = Cost(20.0, tokens=0)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.forward import batches, descend, places, stacked
 from milkglass.attacks.token_ids.channel import rehearsed
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -122,9 +122,7 @@ class ShadowGeneration(Attack):
                 shadows, originals = stacked(own_shadows, groups[chosen]), stacked(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 budget.spend(work.trained(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 

@@ -94,7 +94,7 @@ def hidden_spans(
 
 @dataclass(frozen=True)
 class MaskFilling(Attack):
-    """The attack.
+    """The mask filling attack.
 
     Attributes:
         reader: a causal model, embedded or in a folder.

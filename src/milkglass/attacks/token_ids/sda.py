@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
-from milkglass.attacks.forward import batches, body, stacked
+from milkglass.attacks.forward import batches, body, descend, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -158,9 +158,7 @@ class SDA(Attack):
                 scores = scorer(torch.cat([real, replaced]))
                 expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(replaced))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 budget.spend(work.trained(scorer, 2 * real.numel()))
         return scorer.eval()
 

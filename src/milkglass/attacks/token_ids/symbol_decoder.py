@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.forward import batches, body, descend, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
 from milkglass.attacks.token_ids.text_in_context import Chain
@@ -336,9 +336,6 @@ class SymbolDecoder(Attack):
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
-            optimiser.step()
+            descend(optimiser, loss, clip=1.0)
             budget.spend(reader.work(symbols_sent, True))
             budget.progress(spent)

@@ -14,7 +14,6 @@ spelling from pieces is not always the one on which the reader was trained.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
-from milkglass.models.resolve import EMBEDDED, resolve
+from milkglass.models.resolve import EMBEDDED, is_here, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
@@ -227,18 +226,11 @@ def why_no_reader(public: Model, name: str) -> str | None:
         return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
-    if not _exists(name):
+    if not (is_here(name) if name in EMBEDDED else (Path(name) / TOKENIZER).is_file()):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
     if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
     return None
-
-
-def _exists(ref: str) -> bool:
-    """Returns whether the model exists, without opening or downloading anything."""
-    if ref in EMBEDDED:
-        return importlib.util.find_spec(EMBEDDED[ref].module) is not None
-    return (Path(ref) / TOKENIZER).is_file()
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:
