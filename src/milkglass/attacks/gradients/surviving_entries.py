@@ -125,7 +125,14 @@ def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> I
 
 
 class _OrderSearch:
-    """A search for the order of the tokens: the nearest text so far, its distance, and how many gradients are left."""
+    """A search for the order of the tokens.
+
+    Attributes:
+        gradients_left: how many gradients may still be computed.
+        shared: the shared gradients that are not zero, by name.
+        is_nonzero: where their entries survived.
+        best, best_distance: the nearest text so far.
+    """
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
@@ -149,10 +156,10 @@ class _OrderSearch:
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
         step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
         gradient = step.gradient(ids, torch.ones_like(ids), targets)
+        names = [name for name in self.shared if name in gradient]
+        masks = [self.is_nonzero[name] for name in names]
         cosines = [
-            _cosine(gradient[n][self.is_nonzero[n]], g[self.is_nonzero[n]])
-            for n, g in self.shared.items()
-            if n in gradient
+            _cosine(gradient[name][mask], self.shared[name][mask]) for name, mask in zip(names, masks, strict=True)
         ]
         distance = 1 - float(np.mean(cosines))
         if distance < self.best_distance:

@@ -24,7 +24,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import embedded, frame, why_no_token_states
+from milkglass.attacks.hidden_states.near_hidden import common_ends, embedded, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -76,18 +76,27 @@ class FloatHoles(Attack):
             return "the states follow from whole texts, and no list of texts is tried"
         if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
             return "noise of this width reaches every number"
-        if not len(frame(knowledge.corpus)[0]):
+        if not len(common_ends(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
         return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        first = int(frame(knowledge.corpus)[0][0])
+        first = int(common_ends(knowledge.corpus)[0][0])
         reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
         guesses = [reader.read(one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
 
 class _Reader:
+    """Reads texts by the numbers that noise of one width cannot produce.
+
+    Attributes:
+        size: n of the public table.
+        first: the id with which every text begins.
+        unused: how many positions the model leaves out before the first.
+        states: those of the last place that was asked for.
+    """
+
     def __init__(self, public: Model, noise: AddedNoise, first: int, attack: FloatHoles) -> None:
         self.size, self.first, self.attack, self.noise = len(public.table), first, attack, noise
         self.holes = Holes(np.float32(noise.width))
@@ -164,9 +173,8 @@ class _Reader:
         """Returns every fp32 number, at most 1, that C over the norm of such a text can be, and the likeliest."""
         norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
-        bounds = (
-            required(self.noise.clip) / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
-        )
+        row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        bounds = required(self.noise.clip) / np.sqrt(length) / row_norms
         low, high, middle = np.minimum(bounds, 1).astype(np.float32)
         factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
         return factors, float(middle)

@@ -91,7 +91,7 @@ class NearHidden(Attack):
             return self._nearest(seen.hidden, public_model.table, budget)
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
-        table = alone(public_model, frame(knowledge.corpus), seen.layer)
+        table = lone_token_states(public_model, common_ends(knowledge.corpus), seen.layer)
         budget.spend(work.layers(seen.layer, table))
         return self._nearest(seen.hidden, table, budget)
 
@@ -124,22 +124,22 @@ def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     return torch.cat(embeddings)
 
 
-def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
-    """Returns the first and the last id of all public texts, each as an array, empty if texts differ there."""
-    no_id = np.empty(0, np.int64)
+def common_ends(corpus: Sequences | None) -> tuple[Ids, Ids]:
+    """Returns the id with which all public texts begin, and that with which they end, as arrays (1,), or (0,) if none.
+
+    Texts of fewer than 3 ids do not count, and one text alone shows nothing.
+    """
     long_texts = [one for one in corpus if len(one) > 2] if corpus is not None else []
-    if len(long_texts) < 2:
-        return no_id, no_id
-    starts, stops = {int(one[0]) for one in long_texts}, {int(one[-1]) for one in long_texts}
-    return (
-        np.array(sorted(starts), np.int64) if len(starts) == 1 else no_id,
-        np.array(sorted(stops), np.int64) if len(stops) == 1 else no_id,
+    firsts, lasts = ({int(one[end]) for one in long_texts} for end in (0, -1))
+    first, last = (
+        np.array([*ids] if len(ids) == 1 and len(long_texts) > 1 else [], np.int64) for ids in (firsts, lasts)
     )
+    return first, last
 
 
-def alone(public: Model, frame_ids: tuple[Ids, Ids], layer: int) -> torch.Tensor:
-    """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
-    runner, (prefix, suffix) = body(public, layer), frame_ids
+def lone_token_states(public: Model, ends: tuple[Ids, Ids], layer: int) -> torch.Tensor:
+    """Returns (n, d) the state of every token after `layer` layers, alone between these ends of a text."""
+    runner, (prefix, suffix) = body(public, layer), ends
     states = []
     for token_ids in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
         columns = [np.tile(prefix, (len(token_ids), 1)), token_ids[:, None], np.tile(suffix, (len(token_ids), 1))]

@@ -113,14 +113,14 @@ class Chain:
         self.total = np.bincount(pairs.left, pairs.count, token_count).astype(np.float64)
         self.pairs: dict[tuple[int, int], sp.csr_matrix] = {}
 
-    def members(self, scrambled: int) -> Ids:
+    def members(self, scrambled_id: int) -> Ids:
         """Returns (m,) the public ids that a scrambled id may stand for."""
-        number = int(self.group[scrambled])
+        number = int(self.group[scrambled_id])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
-    def emission(self, scrambled: int) -> Floats | float:
+    def emission(self, scrambled_id: int) -> Floats | float:
         """Returns (m,) P(id | member) up to a factor, or 1 for an id that is not exchanged."""
-        scores = self.emitted.get(scrambled)
+        scores = self.emitted.get(scrambled_id)
         return 1.0 if scores is None else np.exp(scores - scores.max())
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
@@ -141,14 +141,14 @@ class Chain:
     def backward(self, before: int, after: int, belief: Floats) -> Floats:
         """Returns (a,) the sum over b of P(b | a) belief(b)."""
         a, b = self.members(before), self.members(after)
-        kinds = np.maximum(self.followers[a], 1.0)
-        sums: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
-        return sums / (self.total[a] + kinds)
+        followers = np.maximum(self.followers[a], 1.0)
+        sums: Floats = self.counts(before, after) @ belief + followers * float(self.share[b] @ belief)
+        return sums / (self.total[a] + followers)
 
     def work(self, text: Ids) -> float:
         """Returns about the work of reading a text with its neighbours."""
-        members = sum(len(self.members(one)) for one in text.tolist())
-        return 3 * len(text) * work.CALL + work.elements(20.0 * members)
+        member_count = sum(len(self.members(one)) for one in text.tolist())
+        return 3 * len(text) * work.CALL + work.elements(20.0 * member_count)
 
     def read(self, text: Ids, uses_neighbours: bool) -> list[NDArray[np.float64]]:
         """Returns for each place (m,) the belief in each member, by its neighbours too or by frequency alone."""
