@@ -139,16 +139,16 @@ class SpanTokens:
     Attributes:
         tokens: for each position the tokens in the span, nearest first.
         nearest: (t,) the nearest token of each position, in the span or not.
-        placed: whether the state depends on the position; else one entry is for all.
+        depends_on_position: whether the state depends on the position; else one entry is for all.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     nearest: tuple[int, ...]
-    placed: bool
+    depends_on_position: bool
 
     def at(self, position: int) -> tuple[int, ...]:
         """Returns the tokens in the span at a position, nearest first."""
-        return self.tokens[position if self.placed else 0]
+        return self.tokens[position if self.depends_on_position else 0]
 
 
 def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None) -> list[Span]:
@@ -170,12 +170,12 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
         if second_grad is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
             adapter_spans.append(row_space([second_grad], weight))
-    spans = [one for one in adapter_spans if one.rank and not one.full]
+    spans = [one for one in adapter_spans if one.rank and not one.is_full]
     if projection_grads:
         stacked = row_space(projection_grads)
         vectors_fit = total is not None and total <= stacked.rank
         # what was normalised has a dimension less than the model, so that all of the vocabulary would be in it
-        if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.full):
+        if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.is_full):
             spans.append(stacked)
     return [one for one in spans if one.rank == max(other.rank for other in spans)]
 

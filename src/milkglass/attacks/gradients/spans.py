@@ -32,14 +32,14 @@ class Span:
     Attributes:
         basis: (m, r) orthonormal columns, float64.
         through: (m, d) the matrix that multiplies vectors before they are compared. None: m = d, and there is none.
-        full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
+        is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
         singular_values: (r,) of the rows. None: their errors are not known.
         error: the largest singular value of these errors, in the same units.
     """
 
     basis: Tensor
     through: Tensor | None
-    full: bool
+    is_full: bool
     singular_values: Tensor | None = None
     error: float = 0.0
 

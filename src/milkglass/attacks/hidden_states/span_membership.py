@@ -142,7 +142,9 @@ class SpanReader:
             return SpanTokens(((),) * places, (), self.depends_on_place)
         spanned = tokens_in_spans(self.first_input, [span], places, self.attack.tolerance, self.size)
         assert spanned is not None  # only where more than the whole vocabulary is at one place
-        return SpanTokens(tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.placed)
+        return SpanTokens(
+            tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.depends_on_position
+        )
 
     def read_bag(self, rows: torch.Tensor, places: int) -> Ids:
         """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
@@ -173,7 +175,7 @@ class SpanReader:
 
     def _span(self, rows: torch.Tensor) -> Span | None:
         span = sent_rows(rows.to(self.step.device), self.attack.noise)
-        return None if span.full or not span.rank else span
+        return None if span.is_full or not span.rank else span
 
 
 def _row_counts(seen: Activations) -> Ids:
