@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -82,20 +83,20 @@ class SeedSearch(Inversion):
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
-        embeddings_noise = _NoiseModel(grad)
-        tests = embeddings_noise.tests(device.array(grad[0].double()))
+        model = _NoiseModel(grad)
 
         def stopped() -> bool:
-            over = budget.left() <= 0
+            is_over = budget.left() <= 0
             budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * TWIST_OFFSET / 20))
-            return over
+            return is_over
 
+        tests = model.tests(device.array(grad[0].double()))
         passing = search(tests, self.first, self.count, stopped, self.threads)
-        return next((one for one in passing if embeddings_noise.fits(grad, one)), None)
+        return next((seed for seed in passing if model.fits(grad, seed)), None)
 
 
 class _NoiseModel:
-    """How the noise was drawn.
+    """The law of the noise, and what a seed makes of it.
 
     Attributes:
         gaussian: whether it is Gaussian; else it is Laplacian.
@@ -110,6 +111,7 @@ class _NoiseModel:
         self.width = float(sizes.median()) / (0.674490 if self.gaussian else math.log(2) / math.sqrt(2))
 
     def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the indices of outputs, each with a test that the seed of a row (d,) of noise passes."""
         return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
 
     def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
@@ -166,42 +168,46 @@ def _near_test(bits: int, middle: float, half_width: float) -> Test:
 
 
 def outputs(seeds: Words, indices: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
+    """Yields the outputs (n,) of all seeds with these ascending indices, below 227: there a twist uses no new word."""
     state, high = seeds.copy(), np.empty_like(seeds)
     kept_states: dict[int, Words] = {0: seeds}
-    expected = {at + step for at in indices for step in (0, 1)}
-    index_of_last_word = {at + TWIST_OFFSET: at for at in indices}
-    for i in range(1, max(index_of_last_word) + 1):
+    kept = {index + step for index in indices for step in (0, 1)}
+    last_words = {index + TWIST_OFFSET for index in indices}
+    for i in range(1, max(last_words) + 1):
         np.right_shift(state, np.uint32(30), out=high)
         np.bitwise_xor(state, high, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
-        if i in expected:
+        if i in kept:
             kept_states[i] = state.copy()
-        if i in index_of_last_word:
-            at = index_of_last_word[i]
-            yield _temper(_twist(kept_states[at], kept_states[at + 1], state))
+        if i in last_words:
+            index = i - TWIST_OFFSET
+            yield _temper(_twist(kept_states[index], kept_states[index + 1], state))
 
 
 def search(
     tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
-    """Yields every seed from `first` on whose outputs at these places pass their tests; the first is a sieve."""
-    starts = range(first, min(first + count, SEED_COUNT), SEEDS_AT_A_TIME)
+    """Yields every seed, of `count` from `first` on, whose outputs pass their tests.
+
+    `tests` are pairs of an output's index and its test; the first is a sieve. `stopped` is asked before some blocks.
+    """
+    stop = min(first + count, SEED_COUNT)
+    starts = range(first, stop, SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
-        for first_block in range(0, len(starts), 4 * threads):
+        for number in range(0, len(starts), 4 * threads):
             if stopped():
                 return
-            starts_together = starts[first_block : first_block + 4 * threads]
-            for seeds in pool.map(
-                lambda start: _passing(tests, start, min(SEEDS_AT_A_TIME, first + count - start)), starts_together
-            ):
-                yield from seeds
+            blocks = [
+                range(start, min(start + SEEDS_AT_A_TIME, stop)) for start in starts[number : number + 4 * threads]
+            ]
+            for passing in pool.map(partial(_passing, tests), blocks):
+                yield from passing
 
 
-def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
+def _passing(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
     """Returns the seeds of a block whose outputs pass all tests."""
-    seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
+    seeds = np.arange(block.start, block.stop, dtype=np.uint64).astype(np.uint32)
     sieve_index, sieve_test = tests[0]
     (words_out,) = outputs(seeds, [sieve_index])
     sieved = seeds[sieve_test(words_out)]
@@ -211,7 +217,7 @@ def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[
     test_of_index = dict(tests)
     for index, words_out in zip(sorted(test_of_index), outputs(sieved, sorted(test_of_index)), strict=True):
         passed &= test_of_index[index](words_out)
-    return [int(one) for one in sieved[passed]]
+    return sieved[passed].tolist()
 
 
 def _twist(word: Words, next_word: Words, far_word: Words) -> Words:
