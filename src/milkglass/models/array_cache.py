@@ -39,14 +39,14 @@ class ArrayCache:
     """A cache of one kind of arrays.
 
     Attributes:
-        kind: the name of its folder.
-        types: the NumPy dtype of each array, by name.
-        folder: another place, for tests. None: Milkglass's cache.
+        name: of its folder in Milkglass's cache.
+        dtypes: the NumPy dtype of each array, by name.
+        folder: another folder. None: that in the cache.
         reused: whether the last call found its arrays in the cache.
     """
 
-    kind: str
-    types: Mapping[str, Any]
+    name: str
+    dtypes: Mapping[str, Any]
     folder: Path | None = None
     reused: bool = field(default=False, init=False)
 
@@ -57,14 +57,14 @@ class ArrayCache:
 
         Raises CorruptCheckpoint for a damaged file, or one whose arrays are not `is_valid`.
         """
-        folder = cache_folder() / self.kind if self.folder is None else self.folder
+        folder = cache_folder() / self.name if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
         stated = _stated_digest(path) if path.is_file() else ""
         self.reused = stated != ""
         if self.reused:
             return self._read(path, is_valid, stated)
         computed = make()
-        arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.types.items()}
+        arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.dtypes.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
             save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
@@ -76,9 +76,9 @@ class ArrayCache:
             arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
             arrays = {}
-        dtypes = {name: array.dtype for name, array in arrays.items()}
-        has_types = dtypes == {name: np.dtype(dtype) for name, dtype in self.types.items()}
-        if not (has_types and stated == content_digest(arrays) and is_valid(arrays)):
+        expected = {name: np.dtype(dtype) for name, dtype in self.dtypes.items()}
+        has_dtypes = expected == {name: array.dtype for name, array in arrays.items()}
+        if not (has_dtypes and stated == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(
                 f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
@@ -87,8 +87,10 @@ class ArrayCache:
 
 def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Returns the digest of the arrays' names, dtypes, shapes and numbers."""
-    items = sorted(arrays.items())
-    return digest_of([[name, str(array.dtype), array.shape] for name, array in items], *(array for _, array in items))
+    names = sorted(arrays)
+    sorted_arrays = [arrays[name] for name in names]
+    inputs = [[name, str(array.dtype), array.shape] for name, array in zip(names, sorted_arrays, strict=True)]
+    return digest_of(inputs, *sorted_arrays)
 
 
 def _stated_digest(path: Path) -> str | None:
