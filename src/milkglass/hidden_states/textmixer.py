@@ -71,7 +71,7 @@ def mixed(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: 
 
 
 def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch.Tensor]:
-    """Returns the secret V_j."""
+    """Returns the secret V_j of each place: (d,), or (d, d) if `mixing` is "rotation", with d = `width`."""
     streams = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
         return [one.gaussian(width) for one in streams]

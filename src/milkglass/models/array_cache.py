@@ -80,7 +80,7 @@ class ArrayCache:
         has_dtypes = expected == {name: array.dtype for name, array in arrays.items()}
         if not (has_dtypes and stated == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(
-                f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
+                f"what {self.name}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
         return arrays
 
