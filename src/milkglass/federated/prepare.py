@@ -102,9 +102,13 @@ def prepare(
 
     If this is interrupted, what GHOST has done is kept (ghost_stage.py): the same call goes on.
 
-    Without `ghost` the texts stay as they are, and the folder has no stamp and no report.
-    The seed is of shadows, batches and noise. None: fresh secret ones.
-    Raises UsageError if the folder exists, and CodecError with the line of a row that cannot be used.
+    Args:
+        ghost: what the texts pass through. None: they stay as they are, without a stamp and a report.
+        seed: decides shadows, batches and noise. None: they are drawn from fresh secrets.
+
+    Raises:
+        UsageError: the folder exists.
+        CodecError: a row cannot be used; it names the line.
     """
     name = require_name(folder.name)
     require_free(folder)
@@ -132,13 +136,12 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
-def matches(
+def require_match(
     source: Source, folder: Path, labels: Mapping[str, int], selection: SelectionMethod | None, model: Path
 ) -> None:
-    """Requires that a site's folder was made from this file's texts and classes, and for this model if it has a stamp.
+    """Raises UsageError if a site's folder was made from other texts or classes, or, with a stamp, for another model.
 
-    A damaged folder raises what `load` raises, and one of something else UsageError.
-    Without `selection`, GHOST's, the texts are as they were.
+    `selection` is GHOST's. None: the texts did not pass through it. A damaged folder raises what `load` raises.
     """
     if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round

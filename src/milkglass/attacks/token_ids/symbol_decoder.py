@@ -70,11 +70,14 @@ class Symbols:
     """
 
     def __init__(
-        self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
+        self, candidates: Candidates, id_count: int, token_count: int, responses: RandomisedResponse | None = None
     ) -> None:
-        """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
+        """Numbers the symbols of n' = `id_count` ids and n = `token_count` tokens.
+
+        With `responses` each group has one row.
+        """
         unlisted = len(candidates.groups)
-        self.of_id, self.of_token = np.full(ids, unlisted, np.int64), np.full(tokens, unlisted, np.int64)
+        self.of_id, self.of_token = np.full(id_count, unlisted, np.int64), np.full(token_count, unlisted, np.int64)
         for number, group in enumerate(candidates.groups):
             self.of_id[group.rows], self.of_token[group.members] = number, number
         self.tokens_of_symbol = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))

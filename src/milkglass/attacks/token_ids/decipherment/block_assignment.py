@@ -44,19 +44,19 @@ class BlockAssignment:
 
     def __init__(self, candidates: Candidates, size: int) -> None:
         groups = candidates.groups
-        heights = np.array([len(one.rows) for one in groups], np.int64)
-        across = np.array([len(one.members) for one in groups], np.int64)
+        row_counts = np.array([len(one.rows) for one in groups], np.int64)
+        member_counts = np.array([len(one.members) for one in groups], np.int64)
         self.rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in groups)])
-        self.group = np.repeat(np.arange(len(groups)), heights)
-        self.widths = across[self.group]
+        self.group = np.repeat(np.arange(len(groups)), row_counts)
+        self.widths = member_counts[self.group]
         self.starts = np.cumsum(self.widths) - self.widths
         self.column_member = np.concatenate([np.empty(0, np.int64), *(one.members for one in groups)])
-        self.column_group = np.repeat(np.arange(len(groups)), across)
-        self.first_column = np.cumsum(across) - across
+        self.column_group = np.repeat(np.arange(len(groups)), member_counts)
+        self.first_column = np.cumsum(member_counts) - member_counts
         self.row = np.repeat(np.arange(len(self.rows)), self.widths)
         self.column = ranges(self.first_column[self.group], self.widths)
         self.member = self.column_member[self.column]
-        self.capacity = np.repeat(np.maximum(heights / np.maximum(across, 1), 1.0), across)
+        self.capacity = np.repeat(np.maximum(row_counts / np.maximum(member_counts, 1), 1.0), member_counts)
         self.place = np.full(size, -1, np.int64)
         self.place[self.rows] = np.arange(len(self.rows))
 
@@ -118,25 +118,26 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
     public_ends = (public.left, public.right)
-    low = [np.searchsorted(member, end) for end in public_ends]
-    hits = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in public_ends]
-    fan = hits[0] * hits[1]
+    first_members = [np.searchsorted(member, end) for end in public_ends]
+    members_of_ends = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in public_ends]
+    match_counts = members_of_ends[0] * members_of_ends[1]
     nothing = np.empty(0, np.int64)
     edges, lefts, rights, counts = [nothing], [nothing], [nothing], [np.empty(0)]
-    total = np.cumsum(fan)
-    cuts = np.searchsorted(total, np.arange(PAIRS_AT_A_TIME, int(total[-1]) if len(total) else 0, PAIRS_AT_A_TIME))
-    for chunk in np.split(np.arange(len(fan)), cuts):
-        bigram_numbers = np.repeat(chunk, fan[chunk])
-        inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
-        left_hit = order[low[0][bigram_numbers] + inner // hits[1][bigram_numbers]]
-        right_hit = order[low[1][bigram_numbers] + inner % hits[1][bigram_numbers]]
+    chunk_ends = np.arange(PAIRS_AT_A_TIME, int(match_counts.sum()), PAIRS_AT_A_TIME)
+    cuts = np.searchsorted(np.cumsum(match_counts), chunk_ends)
+    for chunk in np.split(np.arange(len(match_counts)), cuts):
+        bigram_numbers = np.repeat(chunk, match_counts[chunk])
+        match_number = ranges(np.zeros(len(chunk), np.int64), match_counts[chunk])
+        left_index, right_index = np.divmod(match_number, members_of_ends[1][bigram_numbers])
+        left_hit = order[first_members[0][bigram_numbers] + left_index]
+        right_hit = order[first_members[1][bigram_numbers] + right_index]
         wanted_keys = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
         start, stop = np.searchsorted(key, wanted_keys), np.searchsorted(key, wanted_keys, side="right")
-        times = stop - start
-        edges.append(ranges(start, times))
-        lefts.append(np.repeat(left_hit, times))
-        rights.append(np.repeat(right_hit, times))
-        counts.append(np.repeat(public.count[bigram_numbers], times))
+        edge_counts = stop - start
+        edges.append(ranges(start, edge_counts))
+        lefts.append(np.repeat(left_hit, edge_counts))
+        rights.append(np.repeat(right_hit, edge_counts))
+        counts.append(np.repeat(public.count[bigram_numbers], edge_counts))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(counts)
 
 
