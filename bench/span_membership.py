@@ -169,7 +169,7 @@ def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Se
             sent, matrix, size = crossed(entering, setting, number)
             reader.attack = replace(reader.attack, noise=size)
             away = matrix.unmixed(sent.double() @ weight.double().T) - product
-            tally.add(reader.bag(sent, places), batch, 100 * float(away.norm() / product.norm()))
+            tally.add(reader.read_bag(sent, places), batch, 100 * float(away.norm() / product.norm()))
         print(f"{rows} rows: batch {number + 1} of {count}", file=sys.stderr, flush=True)
     figures = dict[str, Figure]()
     for setting, tally in tallies.items():
@@ -183,11 +183,11 @@ def order(victim: Victim, reader: SpanReader, setting: Setting, sentences: int) 
     for number, ids in enumerate(victim.ids[:sentences]):
         sent, _, size = crossed(victim.entering(ids, 0), setting, number)
         reader.attack = replace(reader.attack, noise=size)
-        if reader.placed:
-            found = reader.in_place(sent, len(ids))[:, 0]
+        if reader.depends_on_place:
+            found = reader.read_in_place(sent, len(ids))[:, 0]
         else:
             above, _, _ = crossed(victim.entering(ids, 1), setting, 1000 + number)
-            found = reader.in_order(sent, above, len(ids), Budget())[:, 0]
+            found = reader.read_in_order(sent, above, len(ids), Budget())[:, 0]
         right.append(int((found == ids).sum()))
     label, lengths = f"order, {setting.name}", [len(ids) for ids in victim.ids[:sentences]]
     whole = [int(one == long) for one, long in zip(right, lengths, strict=True)]

@@ -41,11 +41,11 @@ def read(sent: list[list[int]], knowledge: Knowledge, **chosen: float) -> Ids:
 
 def test_the_posterior_of_one_place_is_bayes_rule() -> None:
     """p(x | 3) ~ share(x) p(3 | x): 1 is three times as common as 2, 2 is sent as 3 twice as often."""
-    behind = np.full((SIZE, 2), NO_BELIEF)
+    originals = np.full((SIZE, 2), NO_BELIEF)
     p = np.zeros((SIZE, 2))
-    behind[3], p[3] = [1, 2], [0.4, 0.8]
+    originals[3], p[3] = [1, 2], [0.4, 0.8]
     share = np.array([0, 0.6, 0.2, 0.2, 0, 0])
-    channel = Channel(behind, p, share)
+    channel = Channel(originals, p, share)
     none = Neighbours(Sequences.of([]), SIZE, share, 0.0)
     ((some, likely),) = posterior(np.array([3]), channel, none)
     assert some.tolist() == [1, 2]
@@ -55,21 +55,21 @@ def test_the_posterior_of_one_place_is_bayes_rule() -> None:
 def test_forward_backward_is_the_sum_over_all_readings() -> None:
     """Against every path written out."""
     rng = np.random.default_rng(1)
-    behind = np.stack([rng.permutation(SIZE)[:3] for _ in range(SIZE)])
+    originals = np.stack([rng.permutation(SIZE)[:3] for _ in range(SIZE)])
     p, share = rng.random((SIZE, 3)), rng.dirichlet(np.ones(SIZE))
     corpus = Sequences.of([rng.integers(0, SIZE, 40)])
-    channel, neighbours = Channel(behind, p, share), Neighbours(corpus, SIZE, share, 0.7)
+    channel, neighbours = Channel(originals, p, share), Neighbours(corpus, SIZE, share, 0.7)
     seen = np.array([2, 5, 0])
     total = np.zeros((3, 3))
     for path in np.ndindex(3, 3, 3):
-        tokens = [int(behind[s, j]) for s, j in zip(seen, path, strict=True)]
+        tokens = [int(originals[s, j]) for s, j in zip(seen, path, strict=True)]
         value = (share[tokens[0]] + 1e-9) * np.prod([p[s, j] for s, j in zip(seen, path, strict=True)])
         for a, b in zip(tokens, tokens[1:], strict=False):
             value *= neighbours.between(np.array([a]), np.array([b]))[0, 0]
         for place, j in enumerate(path):
             total[place, j] += value
     for place, (some, likely) in enumerate(posterior(seen, channel, neighbours)):
-        assert some.tolist() == behind[seen[place]].tolist()
+        assert some.tolist() == originals[seen[place]].tolist()
         assert likely == pytest.approx(total[place] / total[place].sum())
 
 
@@ -86,7 +86,7 @@ def test_what_the_rehearsal_never_gave_is_read_as_itself() -> None:
 def test_a_token_that_was_sent_nowhere_is_not_counted() -> None:
     corpus = Sequences.of([[1, 2]])
     channel = learnt(corpus, [(Sequences.of([[3]]), np.array([0, NO_BELIEF]))], SIZE, 4)
-    assert channel.behind[3].tolist() == [1, NO_BELIEF, NO_BELIEF, NO_BELIEF]
+    assert channel.originals[3].tolist() == [1, NO_BELIEF, NO_BELIEF, NO_BELIEF]
     assert channel.p[3, 0] == 1.0
 
 

@@ -365,7 +365,7 @@ def test_the_best_on_the_way_is_kept() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("squares"), FRAME)
     descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], AdamSchedule(5, 1.0))
     assert problem.nearest(descent.run(Budget()))[0].tolist() == TEXT
-    assert descent.done == 5
+    assert descent.steps_done == 5
     assert not torch.allclose(descent.x.detach(), descent.best)
 
 
@@ -382,7 +382,8 @@ def test_a_pull_brings_embeddings_to_the_tables_length() -> None:
     descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(15, 0.05, pull=10.0))
     before = float(descent.x.detach().norm(dim=2).mean())
     descent.run(Budget())
-    assert abs(float(descent.x.detach().norm(dim=2).mean()) - problem.size) < 0.9 * (before - problem.size)
+    after = float(descent.x.detach().norm(dim=2).mean())
+    assert abs(after - problem.mean_length) < 0.9 * (before - problem.mean_length)
 
 
 @pytest.mark.parametrize("kind", EVERY)

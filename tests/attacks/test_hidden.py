@@ -13,7 +13,7 @@ import torch
 from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords, vectors
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
-from milkglass.attacks.hidden_states.near_hidden import NearHidden, frame
+from milkglass.attacks.hidden_states.near_hidden import NearHidden, common_ends
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
@@ -166,8 +166,8 @@ def test_a_budget_that_is_spent_leaves_a_guess_of_the_right_length(publics: dict
 
 
 def test_the_frame_is_what_all_public_texts_share() -> None:
-    begin, end = frame(Sequences.of([[2, 7, 8, 3], [2, 9, 3]]))
+    begin, end = common_ends(Sequences.of([[2, 7, 8, 3], [2, 9, 3]]))
     assert (begin.tolist(), end.tolist()) == ([2], [3])
-    begin, end = frame(Sequences.of([[2, 7, 8, 3], [2, 9, 4]]))
+    begin, end = common_ends(Sequences.of([[2, 7, 8, 3], [2, 9, 4]]))
     assert (begin.tolist(), end.tolist()) == ([2], [])
-    assert [len(one) for one in frame(None)] == [0, 0]
+    assert [len(one) for one in common_ends(None)] == [0, 0]

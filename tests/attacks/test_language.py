@@ -149,7 +149,8 @@ def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> No
     reader = CausalReader(view(llama), Spelling.itself(N), Budget())
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
-    found = {int(w): s for one in reader.reads(texts, np.arange(4)) for w, s in zip(one.where, one.states, strict=True)}
+    read = list(reader.reads(texts, np.arange(4)))
+    found = {int(place): state for one in read for place, state in zip(one.places, one.states, strict=True)}
     assert sorted(found) == [*range(9), 9, 11, *range(12, 112)]
     with torch.inference_mode():
         line = torch.tensor([[0, *texts.ids[:8]]])

@@ -212,7 +212,7 @@ def test_the_chain_is_a_hidden_markov_model(shared: Scene) -> None:
         chance = chain.share[tokens[0]]
         for a, b in zip(tokens, tokens[1:], strict=False):
             pair = chain.follows[a, b]
-            chance *= (pair + chain.kinds[a] * chain.share[b]) / (chain.total[a] + chain.kinds[a])
+            chance *= (pair + chain.followers[a] * chain.share[b]) / (chain.total[a] + chain.followers[a])
         whole[np.arange(4), choice] += chance
     found = np.stack(chain.read(text, True))
     assert found / found.sum(1, keepdims=True) == pytest.approx(whole / whole.sum(1, keepdims=True))

@@ -213,7 +213,7 @@ def test_wrong_pairs_are_left_out_of_the_rotation() -> None:
     q, _ = torch.linalg.qr(torch.randn(16, 16, generator=make))
     after = before @ q
     after[:60] = torch.randn(60, 16, generator=make)
-    assert float((gram.trimmed(before, after).float() - q).norm()) < 1e-4
+    assert float((gram.trimmed_rotation(before, after).float() - q).norm()) < 1e-4
     assert float((gram.rotation(before, after).float() - q).norm()) > 1e-2
 
 

@@ -194,7 +194,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
         beam.grow(options[:, place], scores[:, place], 1.0, common)
     reading = Sequences(beam.best()[0], np.array([6]))
     read = list(reader.reads(reading, np.array([0])))
-    again = sum(gain(reader, one, reading.ids[one.where][:, None], common).sum() for one in read)
+    again = sum(gain(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
     assert beam.total.max() == pytest.approx(again, abs=1e-3)
 
 

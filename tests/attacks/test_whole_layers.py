@@ -9,8 +9,7 @@ import torch
 from milkglass.attacks.embeddings import known_weight
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.known_weight import KnownWeight, undo
-from milkglass.attacks.embeddings.layer_fit import Normal, kinds
-from milkglass.attacks.embeddings.layer_fit import find as find_layers
+from milkglass.attacks.embeddings.layer_fit import NormalEquations, find_transformations, fitted_stacks
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.errors import UsageError
@@ -64,7 +63,7 @@ def test_known_weights_give_the_transformation_and_the_table_back() -> None:
     make = torch.Generator().manual_seed(0)
     phi = [torch.randn(20, 16, generator=make) for _ in range(2)]
     secret = torch.randn(16, 16, generator=make)[:, torch.randperm(16, generator=make)]
-    found = (Normal.of(phi[0], phi[0] @ secret) + Normal.of(phi[1], phi[1] @ secret)).solve()
+    found = (NormalEquations.of(phi[0], phi[0] @ secret) + NormalEquations.of(phi[1], phi[1] @ secret)).solve()
     assert torch.allclose(found.transformation.float(), secret, atol=1e-5)
     assert found.residual < 1e-6
     table = torch.randn(50, 16, generator=make)
@@ -75,7 +74,8 @@ def test_weights_that_drifted_still_give_it_away_and_say_so() -> None:
     make = torch.Generator().manual_seed(1)
     phi = torch.randn(384, 16, generator=make)
     secret = torch.randn(16, 16, generator=make)
-    found = Normal.of(phi, phi @ secret + 0.05 * torch.randn(384, 16, generator=make) * secret.norm() / 4).solve()
+    noise = 0.05 * torch.randn(384, 16, generator=make) * secret.norm() / 4
+    found = NormalEquations.of(phi, phi @ secret + noise).solve()
     assert 0.02 < found.residual < 0.1
     assert float((found.transformation.float() - secret).norm() / secret.norm()) < 0.02
 
@@ -88,7 +88,7 @@ def test_a_matrix_with_too_few_rows_is_no_kind() -> None:
             Model({**of_table(torch.randn(50, 16)).tensors, **dict(list(one.items())[:layers])}, {"model_type": "bert"})
             for one in (before, after)
         ]
-        assert [one.name for one in kinds(*models)] == wanted
+        assert [one.name for one in fitted_stacks(*models)] == wanted
 
 
 # --- the known-weight attack on models that were transformed as a whole ----------------------------------------------
@@ -119,7 +119,7 @@ def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_i
 def test_the_fit_says_which_matrices_were_multiplied_and_which_norm_was_folded() -> None:
     known = public("llama-untied")
     _, after, _ = uploads(known, "the paper's, norms folded", 7)
-    found = {one.name: one for one in kinds(known, after) if one.fit.unexplained < 1e-3}
+    found = {one.name: one for one in fitted_stacks(known, after) if one.fit.unexplained < 1e-3}
     inputs, outputs = "model.layers.*.input_layernorm.weight", "model.layers.*.post_attention_layernorm.weight"
     assert found["model.layers.*.self_attn.q_proj.weight"].gain == inputs
     assert found["model.layers.*.mlp.up_proj.weight"].gain == outputs
@@ -183,12 +183,12 @@ def test_layers_that_did_not_move_are_not_fitted(monkeypatch: pytest.MonkeyPatch
     known = public("llama-untied")
     before, after, _ = uploads(known, "the paper's, norms folded", 7)
     fitted: list[int] = []
-    made = Normal.of
-    monkeypatch.setattr(Normal, "of", lambda a, b: fitted.append(1) or made(a, b))  # type: ignore[func-returns-value]
-    assert "public ones" in str(find_layers(known, before, 0.3))
+    made = NormalEquations.of
+    monkeypatch.setattr(NormalEquations, "of", lambda a, b: fitted.append(1) or made(a, b))  # type: ignore[func-returns-value]
+    assert "public ones" in str(find_transformations(known, before, 0.3))
     assert not fitted
     half = {n: after.tensors[n] if "mlp" in n else one for n, one in before.tensors.items()}
-    assert {one.name.split("*.")[1].split(".")[0] for one in kinds(known, Model(half, known.config))} == {"mlp"}
+    assert {one.name.split("*.")[1].split(".")[0] for one in fitted_stacks(known, Model(half, known.config))} == {"mlp"}
 
 
 def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +196,11 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
     before, after, sigma = uploads(known, "the paper's", 7)
     asked: list[Model] = []
 
-    def counted(public: Model, seen: Model, tolerance: float) -> known_weight.Found:
+    def counted(public: Model, seen: Model, tolerance: float) -> known_weight.Transformations:
         asked.append(seen)
-        return find_layers(public, seen, tolerance)
+        return find_transformations(public, seen, tolerance)
 
-    monkeypatch.setattr(known_weight, "find", counted)
+    monkeypatch.setattr(known_weight, "find_transformations", counted)
     knowledge, attack = Knowledge(public_model=known), KnownWeight(then=KNN())
     table = attack(seen(after), knowledge, Budget(), np.random.default_rng(0)).table
     assert table is not None

@@ -11,7 +11,7 @@ import pytest
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import ghost_stage
 from milkglass.federated.ghost_stage import TEXTS_A_PART, parts_folder
-from milkglass.federated.prepare import matches, prepare
+from milkglass.federated.prepare import prepare, require_match
 from milkglass.federated.rows import load, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
@@ -119,23 +119,23 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
     prepare(source, tmp_path / "ghost", LABELS, there.model, there.ghost, 7)
     other = tiny.save("gpt2", tmp_path / "other")
     for name, way, not_it in (("plain", None, "states"), ("ghost", "states", None)):
-        matches(source, tmp_path / name, LABELS, way, there.model)
+        require_match(source, tmp_path / name, LABELS, way, there.model)
         with pytest.raises(UsageError, match=f"{name} .*--plain"):
-            matches(source, tmp_path / name, LABELS, not_it, there.model)
+            require_match(source, tmp_path / name, LABELS, not_it, there.model)
     with pytest.raises(UsageError, match="another model"):
-        matches(source, tmp_path / "ghost", LABELS, "states", other)
+        require_match(source, tmp_path / "ghost", LABELS, "states", other)
     with pytest.raises(UsageError, match="--selection states, not nearest"):
-        matches(source, tmp_path / "ghost", LABELS, "nearest", there.model)
+        require_match(source, tmp_path / "ghost", LABELS, "nearest", there.model)
     lines = source.read_text("utf-8").splitlines()
     source.write_text("\n".join([lines[2], lines[1], lines[0], *lines[3:]]) + "\n", "utf-8")  # of the same classes
     with pytest.raises(UsageError, match=r"long\.jsonl has changed"):
-        matches(source, tmp_path / "ghost", LABELS, "states", there.model)
+        require_match(source, tmp_path / "ghost", LABELS, "states", there.model)
     (tmp_path / "ghost" / "texts.mark").unlink()
     with pytest.raises(CorruptCheckpoint, match=r"ghost .*texts\.mark"):
-        matches(source, tmp_path / "ghost", LABELS, "states", there.model)
+        require_match(source, tmp_path / "ghost", LABELS, "states", there.model)
     rows_file(source, ROWS, 2)
     with pytest.raises(UsageError, match="other rows"):
-        matches(source, tmp_path / "plain", LABELS, None, there.model)
+        require_match(source, tmp_path / "plain", LABELS, None, there.model)
 
 
 def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:

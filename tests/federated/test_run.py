@@ -466,13 +466,13 @@ def test_nothing_is_sent_for_rows_that_did_not_pass(
 
 def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there: World, tmp_path: Path) -> None:
     site = there.sites(tmp_path / "sites")[0]
-    passed = checks.before(site, there.demand)
+    passed = checks.require_obfuscated(site, there.demand)
     swapped(there, [Site("b", tmp_path / "sites" / "b"), site])
     step = there.step()
     trained = site.train(step, 0, weights_of(step), SGD)
     with pytest.raises(NotObfuscated, match="site a .*other rows"):
-        checks.after(trained, passed)
-    assert checks.after(LocalResult(trained.update, passed, 0.0), passed) is trained.update
+        checks.update_of_passed(trained, passed)
+    assert checks.update_of_passed(LocalResult(trained.update, passed, 0.0), passed) is trained.update
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_a_stamp_of_the_version_before_is_told(there: World, tmp_path: Path) -> 
     site = there.sites(tmp_path / "sites")[0]
     (site.folder / "stamp.json").write_text('{"milkglass_stamp": 1, "method": "ghost", "model": "", "rows": ""}')
     with pytest.raises(CorruptCheckpoint, match="version 2"):
-        checks.before(site, there.demand)
+        checks.require_obfuscated(site, there.demand)
 
 
 def test_the_state_of_a_run_is_closed_and_confirms_no_guess_of_rows(there: World, tmp_path: Path) -> None:

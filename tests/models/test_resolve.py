@@ -57,7 +57,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     real = resolve._package_file(MINILM).parent
     copy = tmp_path / "package"
     copy.mkdir()
-    for name in (Path(MINILM.file).name, *MINILM.others):
+    for name in (Path(MINILM.file).name, *MINILM.other_files):
         (copy / name).symlink_to(real / name)
     monkeypatch.setattr(resolve, "_package_file", lambda model: copy / Path(model.file).name)
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
@@ -66,11 +66,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_embedded_model_is_taken_whole(package: Path) -> None:
     folder = resolve.resolve("demo:minilm")
-    assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS_FILE, *MINILM.others}
-    assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.others}
+    assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS_FILE, *MINILM.other_files}
+    assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.other_files}
 
 
-@pytest.mark.parametrize("name", MINILM.others)
+@pytest.mark.parametrize("name", MINILM.other_files)
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, package: Path) -> None:
     whole = (package / name).read_bytes()
@@ -111,7 +111,7 @@ def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: s
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
     write_json(
-        folder / resolve.SUMS_FILE, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.others)}
+        folder / resolve.SUMS_FILE, {one: sha256(folder / one) for one in (Path(MINILM.file).name, *MINILM.other_files)}
     )
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match="cached demo:minilm .*published"):
@@ -130,7 +130,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedd
         (target / "model.safetensors").write_bytes(result.read_bytes())
 
     made = {"model.safetensors": sha256(result)}
-    model = replace(resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), made=made)
+    model = replace(resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), converted_files=made)
     monkeypatch.setattr(resolve, "_package_file", lambda _: source)
     monkeypatch.setattr(resolve, "_convert_gguf", convert)
     monkeypatch.setattr(resolve, "version", resolve.CONVERTERS.__getitem__)
@@ -173,7 +173,7 @@ def test_libraries_of_other_versions_have_a_folder_of_their_own(
 
 
 def test_another_tokenizer_would_be_another_cached_model() -> None:
-    other = replace(MINILM, others={**MINILM.others, "vocab.txt": "0" * 64})
+    other = replace(MINILM, other_files={**MINILM.other_files, "vocab.txt": "0" * 64})
     assert other.folder != MINILM.folder and other.folder.startswith("minilm-")
 
 
@@ -301,7 +301,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     model = replace(
         resolve.EMBEDDED["demo:mpnet"], module="mpnet", sha256=sums["model.safetensors"],
-        others={"config.json": sums["config.json"]},
+        other_files={"config.json": sums["config.json"]},
     )  # fmt: skip
     monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
     monkeypatch.setattr(subprocess, "run", run)

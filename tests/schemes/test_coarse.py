@@ -141,7 +141,7 @@ def test_a_symbol_that_breaks_a_limit_joins_the_nearest_with_which_it_holds() ->
     points = np.array([[0.0], [0], [1], [1], [2], [2], [9], [9]], np.float32)
     clusters = FoundSymbols(np.array([0, 0, 1, 1, 2, 2, 3, 3]), points)
     assert joined(clusters, mass, DiversityLimits(0.9, 0.6)).tolist() == [1, 1, 0, 0, 1, 1, 2, 2]
-    assert joined(clusters, mass, DiversityLimits(0.0, 0.95)).tolist() == clusters.numbers.tolist()
+    assert joined(clusters, mass, DiversityLimits(0.0, 0.95)).tolist() == clusters.symbol_of_token.tolist()
 
 
 def test_limits_hold_for_every_symbol_but_those_of_single_tokens() -> None:

@@ -54,8 +54,8 @@ def test_what_the_label_depends_on_is_told_apart_and_the_rest_is_not(regression:
     """Vectors are noise, so that the labels alone can tell."""
     labelled = task(regression=regression)
     tokens, symbols = found(labelled)
-    good, bad = symbols.numbers[tokens % 4 == 0], symbols.numbers[tokens % 4 == 1]
-    silent = symbols.numbers[tokens % 4 >= 2]
+    good, bad = symbols.symbol_of_token[tokens % 4 == 0], symbols.symbol_of_token[tokens % 4 == 1]
+    silent = symbols.symbol_of_token[tokens % 4 >= 2]
     assert len({int(np.bincount(one).argmax()) for one in (good, bad, silent)}) == 3
     for one in (good, bad, silent):
         assert np.bincount(one).max() / len(one) > 0.85
@@ -67,7 +67,7 @@ def test_the_same_key_gives_the_same_map_and_leaves_other_generators_alone() -> 
     _, one = found(task(), steps=30)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(8)
-    assert np.array_equal(one.numbers, found(task(), steps=30)[1].numbers)
+    assert np.array_equal(one.symbol_of_token, found(task(), steps=30)[1].symbol_of_token)
 
 
 def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
@@ -80,7 +80,7 @@ def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
     assert nothing.item() == 0
     with torch.no_grad():
         points = network.points(torch.arange(4, N)).numpy()
-    clusters.centres, clusters.numbers = points[:2].copy(), np.arange(N - 4) % 2
+    clusters.centres, clusters.symbol_of_token = points[:2].copy(), np.arange(N - 4) % 2
     quantised, apart = network(ids, lengths, clusters)
     centres = torch.from_numpy(clusters.centres)[(ids - 4) % 2]
     assert apart.item() == pytest.approx((network.points(ids) - centres).square().sum(-1).mean().item(), rel=1e-5)
@@ -95,7 +95,7 @@ def test_centres_move_to_the_weighted_means_of_their_tokens() -> None:
     clusters = Clusters(np.arange(4), np.array([1.0, 9.0, 1.0, 1.0]), 2)
     clusters.centres = np.array([[1.0], [11.0]], np.float32)
     clusters.move(np.array([[0.0], [4.0], [10.0], [12.0]], np.float32), 0.0, draws("x"))
-    assert clusters.numbers.tolist() == [0, 0, 1, 1]
+    assert clusters.symbol_of_token.tolist() == [0, 0, 1, 1]
     assert clusters.centres.ravel().tolist() == pytest.approx([3.0, 11.0])
 
 

@@ -28,11 +28,11 @@ def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     return device.moved(built)
 
 
-def tied(model: Model) -> bool:
+def is_tied(model: Model) -> bool:
     """Returns whether the model's table is its head, by its config or else by the default of its kind."""
-    raw = dict(model.config)
-    kind = raw.pop("model_type")
-    return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
+    config = dict(model.config)
+    model_type = config.pop("model_type")
+    return bool(AutoConfig.for_model(model_type, **config).tie_word_embeddings)
 
 
 def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
@@ -57,15 +57,15 @@ def batches_within(
         yield all_batches[number]
 
 
-def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
+def stacked(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
     """Returns (b, t) the ids of sequences of one length."""
-    return device.tensor(sequences.ids[places(sequences, numbers)].reshape(len(numbers), -1))
+    return device.tensor(sequences.ids[places(sequences, text_numbers)].reshape(len(text_numbers), -1))
 
 
-def places(sequences: Sequences, numbers: Ids) -> Ids:
+def places(sequences: Sequences, text_numbers: Ids) -> Ids:
     """Returns (b * t,) the places of these sequences' tokens among all tokens."""
-    starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
-    return (starts[:, None] + np.arange(int(sequences.lengths[numbers[0]]))).reshape(-1)
+    starts = np.cumsum(sequences.lengths)[text_numbers] - sequences.lengths[text_numbers]
+    return (starts[:, None] + np.arange(int(sequences.lengths[text_numbers[0]]))).reshape(-1)
 
 
 @torch.inference_mode()
@@ -78,8 +78,8 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
     """
     if layer is None:
         return model(input_ids=ids).last_hidden_state.float()
-    every = model(input_ids=ids, output_hidden_states=True).hidden_states
-    return every[min(layer, len(every) - 1)].float()
+    states_of_layers = model(input_ids=ids, output_hidden_states=True).hidden_states
+    return states_of_layers[min(layer, len(states_of_layers) - 1)].float()
 
 
 def sampled(
@@ -92,17 +92,26 @@ def sampled(
     """
     states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
-    for numbers in groups:
-        result = state(model, stacked(sequences, numbers), layer)
-        states[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
-        was_run[numbers] = True
-        budget.spend(work.run(model, int(sequences.lengths[numbers].sum())))
+    for text_numbers in groups:
+        batch_states = state(model, stacked(sequences, text_numbers), layer)
+        states[torch.from_numpy(places(sequences, text_numbers))] = batch_states.flatten(0, 1)
+        was_run[text_numbers] = True
+        budget.spend(work.run(model, int(sequences.lengths[text_numbers].sum())))
     return states, was_run
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, clip: float | None = None) -> None:
+    """Makes one step of an optimiser against the loss's gradient, which is first cut to the norm `clip`, if any."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_([one for group in optimiser.param_groups for one in group["params"]], clip)
+    optimiser.step()
 
 
 def why_no_head(model: Model) -> str | None:
     """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
-    if model.head is None and not tied(model):
+    if model.head is None and not is_tied(model):
         return "the public model's head is not its table, and its checkpoint holds no head"
     return None
 

@@ -15,7 +15,7 @@ CALL = 1e-4  # of some ten small operations on arrays
 
 
 def products(multiplications: float) -> float:
-    """Returns the work of so many multiplications in products of matrices."""
+    """Returns the work, in seconds, of so many multiplications in products of matrices."""
     return multiplications / PRODUCTS
 
 
@@ -51,5 +51,5 @@ def trained(model: torch.nn.Module, tokens: int) -> float:
 
 def _multiplied(model: torch.nn.Module) -> int:
     """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
-    parts = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
-    return sum(weights.numel() for one in parts for weights in one.parameters(recurse=False))
+    multiplying = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
+    return sum(weights.numel() for one in multiplying for weights in one.parameters(recurse=False))

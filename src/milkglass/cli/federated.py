@@ -114,14 +114,14 @@ def prepared(
     Raises UsageError if those rows are of another kind, or the sites' files changed.
     """
     from milkglass.federated.ghost_stage import begin, remove_finished
-    from milkglass.federated.prepare import matches, prepare
+    from milkglass.federated.prepare import prepare, require_match
     from milkglass.rows.examples import summarise
 
     begin(into, files, seed)
     unfinished = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
         if name not in unfinished:
-            matches(files[name], into / name, labels, None if plain else selection, model)
+            require_match(files[name], into / name, labels, None if plain else selection, model)
             remove_finished(into / name)
     ghost = None if plain or not unfinished else _ghost(model, selection, stage)
     if ghost is not None:
@@ -254,7 +254,7 @@ def run(
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
         "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],
-        "weights": str(state.place), "seconds": round(time.monotonic() - begin, 2),
+        "weights": str(state.weights_file), "seconds": round(time.monotonic() - begin, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))

@@ -51,36 +51,36 @@ def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenS
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     """Returns the defence of a recipe's entry, whose file names start in `data`. Raises UsageError."""
-    values = dict(entry)
-    if not values:
+    parameters = dict(entry)
+    if not parameters:
         return Plain()
-    if "encoder" in values:
-        return hidden_state_defence_of(values.pop("encoder"), values)
-    if "defence" in values:
-        return other_defence_of(values.pop("defence"), values)
-    if "sanitizer" in values:
-        return _sanitizer(values.pop("sanitizer"), values, data)
-    if "masked" in values:
-        if values.pop("masked") is not True:
+    if "encoder" in parameters:
+        return hidden_state_defence_of(parameters.pop("encoder"), parameters)
+    if "defence" in parameters:
+        return other_defence_of(parameters.pop("defence"), parameters)
+    if "sanitizer" in parameters:
+        return _sanitizer(parameters.pop("sanitizer"), parameters, data)
+    if "masked" in parameters:
+        if parameters.pop("masked") is not True:
             raise UsageError("masked is not true", "write masked = true, or leave it out")
-        return with_values(MaskedText, values, "masked")  # type: ignore[no-any-return]
-    bands = values.pop("bands", None)  # here the factor alone: they are counted on the corpus
-    return TableDefence(scheme_of_recipe(values), None if bands is None else float(bands))
+        return with_values(MaskedText, parameters, "masked")  # type: ignore[no-any-return]
+    bands = parameters.pop("bands", None)  # here the factor alone: they are counted on the corpus
+    return TableDefence(scheme_of_recipe(parameters), None if bands is None else float(bands))
 
 
-def _sanitizer(name: str, values: dict[str, Any], data: Path | None) -> Defence:
-    words = values.pop("words", None)
+def _sanitizer(name: str, parameters: dict[str, Any], data: Path | None) -> Defence:
+    words = parameters.pop("words", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
         raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
-    return sanitizer_of(name, values, path)
+    return sanitizer_of(name, parameters, path)
 
 
 def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
     """Returns a sanitizer as a defence. Without `words`, a GloVe file, it may replace tokens, as papers or `by` say."""
-    values = dict(entry)
-    by = values.pop("by", None)
-    method = SANITIZERS.make(name, values)
+    parameters = dict(entry)
+    by = parameters.pop("by", None)
+    method = SANITIZERS.make(name, parameters)
     return SanitizerDefence(
         method, words, ("tokens" if method.by_tokens and words is None else "words") if by is None else by
     )

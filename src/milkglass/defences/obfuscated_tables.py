@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
+from milkglass.models.staging import link_or_copy
 from milkglass.noise.root import SECRET_BYTES
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
@@ -48,17 +48,17 @@ class TableClient(TokenClient):
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         if self.codec.choices is None:
             return super().encoded(texts, pairs)
-        result = [
+        encoded_texts = [
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
-        types = [one for part in result for one in part.token_type_ids or ()]
-        long = tuple(place for place, part in enumerate(result) if part.long)
-        return Encoded([one for part in result for one in part.ids], types or None, long)
+        types = [one for part in encoded_texts for one in part.token_type_ids or ()]
+        cut_texts = tuple(place for place, part in enumerate(encoded_texts) if part.long)
+        return Encoded([one for part in encoded_texts for one in part.ids], types or None, cut_texts)
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
-        whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, draw=drawn_from(Stream(whole.digest())))
+        choices = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
+        return replace(self.codec, draw=drawn_from(Stream(choices.digest())))
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
@@ -167,8 +167,8 @@ class TableDefence(Defence):
         return self.scheme.with_counts(counts, self.bands)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
-        secret, info = read_saved(client)
-        scheme = scheme_named(info["name"], {name: value for name, value in info.items() if name != "name"})
+        secret, document = read_saved(client)
+        scheme = scheme_named(document["name"], {name: value for name, value in document.items() if name != "name"})
         return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
@@ -177,14 +177,7 @@ class TableDefence(Defence):
 
 def copy_base(base: Checkpoint, folder: Path) -> None:
     """Copies the unchanged base to a new folder, by links if the file system can: nothing writes into a checkpoint."""
-
-    def link(source: str, target: str) -> None:
-        try:
-            os.link(os.path.realpath(source), target)
-        except OSError:
-            shutil.copyfile(source, target)
-
-    shutil.copytree(base.folder, folder, copy_function=link)
+    shutil.copytree(base.folder, folder, copy_function=lambda file, copy: link_or_copy(Path(file), Path(copy)))
 
 
 def why_unsupported(base: Checkpoint) -> str | None:

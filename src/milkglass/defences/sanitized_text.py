@@ -159,8 +159,8 @@ class SanitizerDefence(Defence):
         return Sequences.of(ids).counts(len(table))
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizingClient, TokenServer]:
-        secret, info = read_saved(client)
-        if info != self.document():
+        secret, document = read_saved(client)
+        if document != self.document():
             raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
         counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server)

@@ -92,15 +92,16 @@ class TokenServer(Server):
         return (Weights(Model.open(self.folder)),)
 
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
+        """Returns (texts, classes) logits of the ids that were sent, by the trained model in the folder."""
         model = _load_classifier(self.folder)
-        parts = [(one.ids, repeat(None) if one.types is None else one.types) for one in sent if isinstance(one, Tokens)]
-        texts = [row for ids, types in parts for row in zip(ids, types, strict=False)]
-        result = np.empty((len(texts), int(model.config.num_labels)), np.float32)
+        tokens = [one for one in sent if isinstance(one, Tokens)]
+        texts = [row for one in tokens for row in zip(one.ids, one.types or repeat(None), strict=False)]
+        logits = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
         for start in range(0, len(order), TEXTS_AT_A_TIME):
-            part = order[start : start + TEXTS_AT_A_TIME]
-            result[part] = _logits(model, [texts[i] for i in part])
-        return result
+            numbers = order[start : start + TEXTS_AT_A_TIME]
+            logits[numbers] = _logits(model, [texts[i] for i in numbers])
+        return logits
 
 
 def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float32]:

@@ -38,7 +38,8 @@ REFUSED_CODE = 1  # Flower's codes of its own faults begin at 0 for an unknown o
 WAIT_SECONDS = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
 
 
-def _flower() -> None:
+def _require_flower() -> None:
+    """Raises MissingExtra if Flower is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError:
@@ -50,7 +51,7 @@ def _flower() -> None:
 # --- a site -----------------------------------------------------------------------------------------------------------
 def client_app() -> Any:
     """Returns a Flower ClientApp with GHOST's mod. Raises MissingExtra."""
-    _flower()
+    _require_flower()
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
     from flwr.app import Message as Reply
     from flwr.clientapp import ClientApp
@@ -86,11 +87,11 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
         demand = node.demand()
         task.require(demand)
-        passed = checks.before(node.site, demand)
+        passed = checks.require_obfuscated(node.site, demand)
         reply = call_next(message, context)
         about = reply.content["about"]
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
-        checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
+        checks.update_of_passed(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
         return Message(Error(REFUSED_CODE, answer_to_fault(error)), reply_to=message)
     return reply
@@ -105,7 +106,7 @@ def _step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
 # --- the server -------------------------------------------------------------------------------------------------------
 def server_app() -> Any:
     """Returns a Flower ServerApp. Raises MissingExtra."""
-    _flower()
+    _require_flower()
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -163,11 +164,11 @@ class Nodes(Sites):
         nodes = self._nodes()
         config = ConfigRecord({**self.task, **training.document(), "round": round})
         arrays = ArrayRecord({name: one.contiguous() for name, one in weights.items()})
-        sent = [
+        messages = [
             Message(RecordDict({"weights": arrays, "task": config}), node, MessageType.TRAIN, group_id=str(round))
             for node in nodes
         ]
-        replies = list(self.grid.send_and_receive(sent, timeout=10 * self.wait))
+        replies = list(self.grid.send_and_receive(messages, timeout=10 * self.wait))
         silent = {*nodes} - {one.metadata.src_node_id for one in replies}
         missing = {f"of node {node}": "it did not answer in time" for node in silent}
         for number in range(self.count - len(nodes)):
@@ -181,20 +182,21 @@ class Nodes(Sites):
         return Replies(updates, missing)
 
     def _nodes(self) -> list[int]:
-        until = time.monotonic() + self.wait
-        while len(result := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < until:
+        """Waits for the sites, and returns the ids of those that came. Raises TooFewSites if none did."""
+        deadline = time.monotonic() + self.wait
+        while len(node_ids := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < deadline:
             time.sleep(0.5)
-        if not result:
+        if not node_ids:
             raise TooFewSites("no site is connected", "start flower-supernode at each site")
-        return list(result)
+        return list(node_ids)
 
 
 def _reason(reply: Any) -> str:
     """Returns a site's own words on one line. Raises NotObfuscated."""
-    info = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
-    if reply.error.code == REFUSED_CODE and info.startswith("NotObfuscated: "):
-        raise NotObfuscated(info.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
-    return info
+    message = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
+    if reply.error.code == REFUSED_CODE and message.startswith("NotObfuscated: "):
+        raise NotObfuscated(message.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
+    return message
 
 
 def _update(reply: Any) -> Update:

@@ -1,8 +1,8 @@
 """What must hold before a site sends an update: its rows passed through GHOST, as strictly as the site demands.
 
-`before` checks the stamp before the training, so that nothing is computed on bare text. `after` compares the digest of
-what was really trained on, so that rows swapped in between are not sent either. A refusal names the site, never its
-rows.
+`require_obfuscated` checks the stamp before the training, so that nothing is computed on bare text. `update_of_passed`
+compares the digest of what was really trained on, so that rows swapped in between are not sent either. A refusal names
+the site, never its rows.
 
 This protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
 filters off. It protects nobody from the site: whoever controls its machine has the secret, the texts and this code, and
@@ -60,7 +60,7 @@ class GhostDemand:
         return cls(folder, Checkpoint.open(folder).digest(), search, way)
 
 
-def before(site: Site, demand: GhostDemand) -> str:
+def require_obfuscated(site: Site, demand: GhostDemand) -> str:
     """Returns the digest of the rows, which passed.
 
     Raises NotObfuscated if they did not pass, CorruptCheckpoint, and OSError if the rows cannot be read.
@@ -83,7 +83,7 @@ def before(site: Site, demand: GhostDemand) -> str:
     return stamp.rows
 
 
-def after(trained: LocalResult, passed: str) -> Update:
+def update_of_passed(trained: LocalResult, passed: str) -> Update:
     """Returns the update if it was trained on the rows that passed. Raises NotObfuscated."""
     if trained.rows != passed:
         name = trained.update.site
@@ -118,6 +118,6 @@ def _given_by_ghost(folder: Path, digest: str, search: Search) -> Mask:
     that another model in the same folder is searched anew.
     """
     shadows = Ghost.open(folder, search, Selection("nearest")).candidates
-    result = np.zeros(len(shadows), np.bool_)
-    result[shadows.ids] = True
-    return result
+    is_given = np.zeros(len(shadows), np.bool_)
+    is_given[shadows.ids] = True
+    return is_given

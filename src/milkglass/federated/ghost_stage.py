@@ -50,33 +50,33 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
         write(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
-        was = read_json(path)
-        seeded, sites_before = was["seed"], [str(one) for one in was["sites"]]
+        record = read_json(path)
+        seeded, sites_before = record["seed"], [str(one) for one in record["sites"]]
     except (CorruptCheckpoint, KeyError, TypeError):
         raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
     if seeded != seed:
-        info = "without --seed" if seeded is None else f"with --seed {seeded}"
-        raise UsageError(f"the run was begun {info}", "give the same, or a new folder")
-    if new := sorted({*names} - {*sites_before}):
+        seed_words = "without --seed" if seeded is None else f"with --seed {seeded}"
+        raise UsageError(f"the run was begun {seed_words}", "give the same, or a new folder")
+    if new_sites := sorted({*names} - {*sites_before}):
         raise UsageError(
-            f"the run was begun without {', '.join(new)}",
+            f"the run was begun without {', '.join(new_sites)}",
             "take that file away, or give a new folder for a run with that site",
         )
 
 
 def require_no_parts(site: Path) -> None:
     """Raises UsageError if a preparation with GHOST is unfinished, so that its work is not thrown away."""
-    if (left := parts_folder(site)).is_dir():
+    if (unfinished := parts_folder(site)).is_dir():
         raise UsageError(
-            f"{left} holds an unfinished preparation with ghost",
+            f"{unfinished} holds an unfinished preparation with ghost",
             "leave out --plain to go on with it, or remove that folder",
         )
 
 
 def remove_finished(site: Path) -> None:
     """Removes the parts of a preparation that died after its site's folder was complete."""
-    if site.is_dir() and (left := finished(parts_folder(site))):
-        left.remove()
+    if site.is_dir() and (parts := finished(parts_folder(site))):
+        parts.remove()
 
 
 def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress) -> GhostRows:
@@ -91,12 +91,12 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_A_PART, list(texts)], seed))
     drawn = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
-    for number, at in enumerate(range(0, len(texts), TEXTS_A_PART)):
-        texts_of_part = texts[at : at + TEXTS_A_PART]
+    for number, start in enumerate(range(0, len(texts), TEXTS_A_PART)):
+        texts_of_part = texts[start : start + TEXTS_A_PART]
         finished_parts.make(number, ghost, drawn, partial(_make_part, texts=texts_of_part))
-        result, counted = _read(finished_parts, number, len(texts_of_part))
-        ids += result
-        tally.add(counted)
+        part_ids, part_tally = _read(finished_parts, number, len(texts_of_part))
+        ids += part_ids
+        tally.add(part_tally)
         progress(len(texts_of_part))
     finished_parts.finish()
     return GhostRows(ids, tally, finished_parts)
@@ -105,16 +105,14 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
 def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
     """Returns a part's shadows and their tally, as they are stored."""
     tally, ids = GhostTally(rows=len(texts)), list[list[int]]()
-    for text, one in zip(texts, ghost.sanitize(texts), strict=True):
-        tally.count(text, one, ghost)
-        ids.append(one.ids.tolist())
+    for text, sanitized in zip(texts, ghost.sanitize(texts), strict=True):
+        tally.count(text, sanitized, ghost)
+        ids.append(sanitized.ids.tolist())
     return {"ids": ids, "tally": asdict(tally)}
 
 
 def _read(finished_parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], GhostTally]:
     match finished_parts.get(number):
-        case {"ids": list(ids), "tally": dict(tally)} if (
-            len(ids) == texts and tally.keys() == asdict(GhostTally()).keys()
-        ):
+        case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
     raise finished_parts.damaged(number)

@@ -13,7 +13,7 @@ import numpy as np
 from milkglass import files
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
@@ -43,20 +43,20 @@ def files_of(folder: Path) -> dict[str, Path]:
     """Returns the file of each site in a folder, by the site's name, which is the file's. Raises UsageError."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", f"give a folder with a {SHOWN} file a site")
-    result: dict[str, Path] = {}
+    files_by_site: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in SITES or not path.is_file():
             continue
         if not SITE_NAME.fullmatch(path.stem):
             raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
         name = path.stem
-        if name in result:
+        if name in files_by_site:
             raise UsageError(f"two files are called {name}", "a site is one file")
-        result[name] = path
-    if len(result) < 2:
-        names = f" ({', '.join(result)})" if result else ""
-        raise UsageError(f"{folder} has files of {len(result)} sites{names}, at least 2 are needed", f"give {SHOWN}")
-    return result
+        files_by_site[name] = path
+    if (count := len(files_by_site)) < 2:
+        names = f" ({', '.join(files_by_site)})" if files_by_site else ""
+        raise UsageError(f"{folder} has files of {count} sites{names}, at least 2 are needed", f"give {SHOWN}")
+    return files_by_site
 
 
 def require_name(name: str) -> str:
@@ -70,13 +70,13 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
     """Returns a number for each class that occurs at any site; whole numbers by value. Raises CodecError."""
     names: set[str] = set()
     for source in sources:
-        result = summarise(source)
-        if result.task != "classification":
-            raise unlabelled(source, result)
-        if result.pairs:
+        summary = summarise(source)
+        if summary.task != "classification":
+            raise unlabelled(source, summary)
+        if summary.pairs:
             raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
-        require_no_fractions(source, result)
-        names |= {*result.labels}
+        require_no_fractions(source, summary)
+        names |= {*summary.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
     return number_labels(in_order(names), None)
@@ -84,14 +84,14 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
     """Returns a site's rows, all of whose labels were agreed. Raises CodecError, naming the line."""
-    result = list(read_examples(source))
-    for sanitized in result:
-        if sanitized.label not in labels:
+    examples = list(read_examples(source))
+    for example in examples:
+        if example.label not in labels:
             raise CodecError(
-                f"{sanitized.place(source)} has another label than was agreed",
+                f"{example.place(source)} has another label than was agreed",
                 "mend that row, or name all sites' classes",
             )
-    return result
+    return examples
 
 
 def prepare(
@@ -102,9 +102,13 @@ def prepare(
 
     If this is interrupted, what GHOST has done is kept (ghost_stage.py): the same call goes on.
 
-    Without `ghost` the texts stay as they are, and the folder has no stamp and no report.
-    The seed is of shadows, batches and noise. None: fresh secret ones.
-    Raises UsageError if the folder exists, and CodecError with the line of a row that cannot be used.
+    Args:
+        ghost: what the texts pass through. None: they stay as they are, without a stamp and a report.
+        seed: decides shadows, batches and noise. None: they are drawn from fresh secrets.
+
+    Raises:
+        UsageError: the folder exists.
+        CodecError: a row cannot be used; it names the line.
     """
     name = require_name(folder.name)
     require_free(folder)
@@ -132,25 +136,24 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
-def matches(
+def require_match(
     source: Source, folder: Path, labels: Mapping[str, int], selection: SelectionMethod | None, model: Path
 ) -> None:
-    """Requires that a site's folder was made from this file's texts and classes, and for this model if it has a stamp.
+    """Raises UsageError if a site's folder was made from other texts or classes, or, with a stamp, for another model.
 
-    A damaged folder raises what `load` raises, and one of something else UsageError.
-    Without `selection`, GHOST's, the texts are as they were.
+    `selection` is GHOST's. None: the texts did not pass through it. A damaged folder raises what `load` raises.
     """
     if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
     examples = examples_of(source, labels)
-    same = [labels[str(one.label)] for one in examples] == rows.labels.tolist()
-    same = same and (selection is None) == (stamp is None)
-    if same and stamp is None:
+    is_same = [labels[str(one.label)] for one in examples] == rows.labels.tolist()
+    is_same = is_same and (selection is None) == (stamp is None)
+    if is_same and stamp is None:
         with naming(lambda place: str(examples[place].place(source))):
-            own = Sequences.of(originals(model, [one.text for one in examples]))
-        same = own.lengths.tolist() == rows.ids.lengths.tolist() and own.ids.tolist() == rows.ids.ids.tolist()
-    if not same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
+            own_ids = [*originals(model, [one.text for one in examples])]
+        is_same = [ids.tolist() for ids in own_ids] == [ids.tolist() for ids in rows.ids]
+    if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
             f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "
             "of --plain",
@@ -161,7 +164,7 @@ def matches(
             f"{folder} was prepared with --selection {stamp.selection.get('way')}, not {selection}",
             "give the same, or a new folder for the run",
         )
-    if not of_texts(folder, [one.text for one in examples]):
+    if not is_of_texts(folder, [one.text for one in examples]):
         raise UsageError(
             f"{source.name} has changed since {folder} was prepared of it",
             "restore it, or give a new folder for a run with the changed file",
@@ -172,12 +175,12 @@ def originals(model: Path, texts: Sequence[str], progress: Progress = no_progres
     """Yields each text's ids, special ones too: GHOST's input, or what is trained on. Raises EmptyText, TooLong."""
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
-    result = tokenizer(list(texts), truncation=False, split_special_tokens=True)
-    for place, ids in enumerate(result["input_ids"]):
+    encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)
+    for number, ids in enumerate(encoded["input_ids"]):
         if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):
-            raise EmptyText.of(place, "has no token", "leave empty texts out")
+            raise EmptyText.of(number, "has no token", "leave empty texts out")
         if len(ids) > limit:
-            raise TooLong.of(place, f"is {len(ids)} tokens long, at most {limit} fit", "split it into shorter texts")
+            raise TooLong.of(number, f"is {len(ids)} tokens long, at most {limit} fit", "split it into shorter texts")
         yield np.array(ids, np.int64)
         progress(1)
 

@@ -46,9 +46,9 @@ def check(update: Update, weights: Tensors) -> None:
     """Raises PoisonedUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
         raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
-    if result := misfit(update.tensors, weights):
+    if fault := misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
-        raise PoisonedUpdate(f"site {update.site} sent {result}", hint)
+        raise PoisonedUpdate(f"site {update.site} sent {fault}", hint)
 
 
 def misfit(tensors: Tensors, like: Tensors) -> str | None:
@@ -57,8 +57,8 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
     A tensor differs in name, shape or dtype, or has numbers that are not finite.
     """
     if unknown := sorted({*tensors} - {*like}):
-        shown = "".join(c for c in unknown[0] if c.isprintable())[:60]
-        return f"a tensor of a name that is not trained ({shown})"
+        printable = "".join(c for c in unknown[0] if c.isprintable())[:60]
+        return f"a tensor of a name that is not trained ({printable})"
     for name in sorted(like):
         tensor = tensors.get(name)
         if tensor is None:
@@ -77,27 +77,27 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
 
     Raises PoisonedUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
     """
-    ordered = sorted(updates, key=lambda one: one.site)
-    if len({one.site for one in ordered}) < len(ordered):
+    ordered = sorted(updates, key=lambda update: update.site)
+    if len({update.site for update in ordered}) < len(ordered):
         raise UsageError("two updates of one round have the same site", "give each site a name of its own")
     if len(ordered) < max(1, minimum):
         raise TooFewSites(
             f"{len(ordered)} sites sent an update, at least {max(1, minimum)} are needed",
             "bring a site back, or lower the minimum; then run it again, which goes on with this round",
         )
-    for one in ordered:
-        check(one, weights)
-    texts = sum(one.texts for one in ordered)
+    for update in ordered:
+        check(update, weights)
+    texts = sum(update.texts for update in ordered)
     return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
 
 
 def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
     """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
-    result = {name: one - lr * change[name] for name, one in weights.items()}
-    for name, one in result.items():
-        if not torch.isfinite(one).all():
+    stepped = {name: tensor - lr * change[name] for name, tensor in weights.items()}
+    for name, tensor in stepped.items():
+        if not torch.isfinite(tensor).all():
             raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
-    return result
+    return stepped
 
 
 def length(change: Tensors) -> float:

@@ -52,8 +52,8 @@ class SiteRows:
     def digest(self) -> str:
         """Returns the SHA-256 over all ids, lengths and labels, in hex."""
         digest = hashlib.sha256(b"milkglass federated rows\0")
-        for one in (self.ids.ids, self.ids.lengths, self.labels):
-            digest.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
+        for array in (self.ids.ids, self.ids.lengths, self.labels):
+            digest.update(len(array).to_bytes(8, "little") + array.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def mark(self, secret: bytes) -> str:
@@ -80,8 +80,8 @@ class Stamp:
     seal: str = ""
 
     def sealed(self, secret: bytes) -> Stamp:
-        info = asdict(self) | {"seal": ""}
-        return Stamp(**info | {"seal": _keyed_digest(secret, "stamp", json.dumps(info, sort_keys=True))})
+        entries = asdict(self) | {"seal": ""}
+        return Stamp(**entries | {"seal": _keyed_digest(secret, "stamp", json.dumps(entries, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
         """Returns whether the seal is of this secret, and of all that the stamp says."""
@@ -109,7 +109,7 @@ def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
     return _keyed_digest(secret, "texts", json.dumps(list(texts)))
 
 
-def of_texts(folder: Path, texts: Sequence[str]) -> bool:
+def is_of_texts(folder: Path, texts: Sequence[str]) -> bool:
     """Returns whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
     if not (folder / TEXTS).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {TEXTS}", "prepare the site again")
@@ -121,8 +121,8 @@ def load(folder: Path) -> SiteRows:
     if not (folder / ROWS_FILE).is_file():
         raise FileNotFoundError(f"there is no {ROWS_FILE}")
     try:
-        result = load_file(folder / ROWS_FILE)
-        rows = SiteRows(Sequences(result["ids"], result["lengths"]), result["labels"])
+        arrays = load_file(folder / ROWS_FILE)
+        rows = SiteRows(Sequences(arrays["ids"], arrays["lengths"]), arrays["labels"])
     except (SafetensorError, KeyError, ValueError):
         raise CorruptCheckpoint(f"{ROWS_FILE} of {folder.name} is damaged", "prepare the site again") from None
     if not len(rows) or len(rows.labels) != len(rows) or (rows.ids.lengths < 1).any():
@@ -151,10 +151,10 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 
 def secret_of(folder: Path) -> bytes:
     """Returns the site's secret. Raises CorruptCheckpoint."""
-    result = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
-    if len(result) != SECRET_BYTES:
+    secret = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
+    if len(secret) != SECRET_BYTES:
         raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {SECRET_BYTES} bytes", "prepare the site again")
-    return result
+    return secret
 
 
 def _keyed_digest(secret: bytes, label: str, text: str) -> str:

@@ -63,12 +63,12 @@ class InProcessSites(Sites):
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
-                passed = None if self.demand is None else checks.before(site, self.demand)
+                passed = None if self.demand is None else checks.require_obfuscated(site, self.demand)
                 trained = site.train(self.step, round, weights, training)
             except OSError as error:
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
                 continue
-            updates.append(trained.update if passed is None else checks.after(trained, passed))
+            updates.append(trained.update if passed is None else checks.update_of_passed(trained, passed))
             losses[site.name] = trained.loss
         return Replies(updates, missing, losses)
 
@@ -89,17 +89,15 @@ def train(
         replies = sites.ask(round, weights, training)
         for name, why in replies.missing.items():
             note(f"round {round + 1}: site {name} dropped out: {why}")
-        for one in replies.updates:
-            check(one, weights)
-            _require_counts(one, training)
+        for update in replies.updates:
+            check(update, weights)
+            _require_counts(update, training)
         change = mean(replies.updates, weights, training.minimum)
         stepped_weights = step_weights(weights, change, training.lr)
-        for one in replies.updates:
-            record(run.folder, one, round, training.method)
-        run = run.finish_round(
-            stepped_weights, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)
-        )
-        weights = stepped_weights
+        for update in replies.updates:
+            record(run.folder, update, round, training.method)
+        done = FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)
+        run, weights = run.finish_round(stepped_weights, done), stepped_weights
         progress(1)
     load_weights(step, weights)
     return run
@@ -125,8 +123,8 @@ def settings_of(
     training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
 ) -> dict[str, Any]:
     """Returns what a server knows of a job; GHOST's selection is recorded if it is not the paper's."""
-    way = {} if selection == "states" else {"selection": selection}
-    return {**training.deciding(), "classes": classes, "seed": seed, **way}
+    chosen_selection = {} if selection == "states" else {"selection": selection}
+    return {**training.deciding(), "classes": classes, "seed": seed, **chosen_selection}
 
 
 def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
@@ -136,5 +134,5 @@ def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, class
     digest and could otherwise try rows.
     """
     rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), signature(one.shield)] for one in sites}
-    info = ["milkglass federated", model, rows, training.deciding(), classes, seed]
-    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+    deciding = ["milkglass federated", model, rows, training.deciding(), classes, seed]
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()

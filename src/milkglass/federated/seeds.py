@@ -36,5 +36,5 @@ def noise_of(secret: bytes, round: int, weights: Tensors, batches: Sequence[int]
 
 
 def _digest(secret: bytes, label: bytes, round: int, question: bytes) -> bytes:
-    whole = hmac.new(secret, b"milkglass federated " + label + b"\0" + round.to_bytes(8, "little") + question, "sha256")
-    return whole.digest()
+    message = b"milkglass federated " + label + b"\0" + round.to_bytes(8, "little") + question
+    return hmac.digest(secret, message, "sha256")

@@ -101,17 +101,16 @@ class Site:
         """
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
-        if result := misfit(weights, _trained(step)):
-            raise RefusedTask(f"the server sent {result}", "the server must train the model that this site has")
+        if fault := misfit(weights, _trained(step)):
+            raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = order_of(secret, round, len(rows))
         if training.method == "fedsgd":
             order = order[: training.batch_size]
         batches = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, batches[0])
-        stream = noise_of(
-            secret, round, weights, [len(one) for one in batches], training.lr, name_and_parameters(self.shield)
-        )
+        sizes = [len(one) for one in batches]
+        stream = noise_of(secret, round, weights, sizes, training.lr, name_and_parameters(self.shield))
         total: dict[str, torch.Tensor] = {}
         for number, batch_rows in enumerate(batches):
             if number:
@@ -140,8 +139,8 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
     elsewhere is checked before (`misfit`).
     """
     with torch.no_grad():
-        for name, one in _trained(step).items():
-            one.copy_(weights[name])
+        for name, parameter in _trained(step).items():
+            parameter.copy_(weights[name])
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
@@ -151,8 +150,8 @@ def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
 
 def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
     """Returns the trained parameters themselves."""
-    every = dict(step.module.named_parameters())
-    return {name: every[name] for name in step.names}
+    parameters = dict(step.module.named_parameters())
+    return {name: parameters[name] for name in step.names}
 
 
 def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:

@@ -59,14 +59,14 @@ class Node:
                 raise UsageError(f"the node's configuration names no {name}", hint)
         if odd := sorted({*config} - known_names):
             raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
-        values = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
-        way = values.pop("selection", Selection().way)
-        if way not in get_args(SelectionMethod):
-            raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(SelectionMethod))}")
-        selection = Selection(way)
+        stated = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
+        method = stated.pop("selection", Selection().way)
+        if method not in get_args(SelectionMethod):
+            raise UsageError(f"the selection is {method!r}", f"one of {', '.join(get_args(SelectionMethod))}")
+        selection = Selection(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), Search(**values), selection)
+        return cls(site, resolve(str(config["model"])), Search(**stated), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""
@@ -87,15 +87,15 @@ class Task:
     def of(cls, config: Mapping[str, Any]) -> Task:
         """Returns the task of a message. Raises RefusedTask, which names what is wrong and no value."""
         for name, limit in _WHOLE.items():
-            value = config.get(name)
-            if type(value) is not int or not 0 <= value < limit:
+            number = config.get(name)
+            if type(number) is not int or not 0 <= number < limit:
                 fault = f"the server's {name} is not a whole number from 0 to {limit - 1:,}"
                 raise RefusedTask(fault, "see docs/flower.md")
         if config["classes"] < 2:
             raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")
-        known = {one.name for one in fields(FederatedTraining)}
+        training_fields = {one.name for one in fields(FederatedTraining)}
         try:
-            training = FederatedTraining(**{name: one for name, one in config.items() if name in known})
+            training = FederatedTraining(**{name: one for name, one in config.items() if name in training_fields})
         except (UsageError, TypeError):
             raise RefusedTask("the server's training is not one that a site does", "see docs/flower.md") from None
         return cls(str(config.get("model")), config["round"], config["classes"], config["seed"], training)
@@ -122,6 +122,6 @@ def answer_to_fault(error: Exception) -> str:
 def _require_type(name: str, value: Any, default: Any) -> Any:
     """Returns a configuration's value if it is of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
     if type(value) is not type(default) and not (type(default) is float and type(value) is int):
-        kind = type(default).__name__
-        raise UsageError(f"the node's {name} is {value!r}", f"a value such as {default!r} ({kind}) is needed")
+        type_name = type(default).__name__
+        raise UsageError(f"the node's {name} is {value!r}", f"a value such as {default!r} ({type_name}) is needed")
     return value

@@ -93,9 +93,9 @@ class FederatedRun:
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the weights after the last finished round. Raises CorruptCheckpoint."""
         try:
-            return load_file(self.place)
+            return load_file(self.weights_file)
         except (OSError, SafetensorError):
-            raise CorruptCheckpoint(f"{self.place.name} is damaged or gone", "begin a new run") from None
+            raise CorruptCheckpoint(f"{self.weights_file.name} is damaged or gone", "begin a new run") from None
 
     def begin(self) -> None:
         """Removes what an interruption left of the next round."""
@@ -107,19 +107,19 @@ class FederatedRun:
         """Writes and returns the run with one more round."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)
-        self.place.unlink(missing_ok=True)
+        self.weights_file.unlink(missing_ok=True)
         return run
 
     @property
-    def place(self) -> Path:
+    def weights_file(self) -> Path:
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
-        with files.atomic_path(self.place) as path:
+        with files.atomic_path(self.weights_file) as path:
             save_file({name: one.contiguous() for name, one in weights.items()}, path)
-        info = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
-        about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": info}
-        files.write(self.folder / FILE, json_text(about))
+        rounds = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
+        document = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds}
+        files.write(self.folder / FILE, json_text(document))
 
 
 def require_begun(folder: Path) -> None:
@@ -155,17 +155,18 @@ def _differing(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
 
 
 def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ...]]:
-    raw = read_json(folder / FILE)
-    match raw:
+    """Returns the job, the settings and the finished rounds of a run's folder. Raises CorruptCheckpoint."""
+    document = read_json(folder / FILE)
+    match document:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
-            settings = raw.get("settings", {})
+            settings = document.get("settings", {})
             return job, settings if isinstance(settings, dict) else {}, tuple(_finished_round(one) for one in rounds)
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
-def _finished_round(raw: Mapping[str, Any] | Any) -> FinishedRound:
+def _finished_round(entry: Mapping[str, Any] | Any) -> FinishedRound:
     """Parses a finished round. Raises CorruptCheckpoint."""
-    match raw:
+    match entry:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)
     raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")
@@ -174,12 +175,12 @@ def _finished_round(raw: Mapping[str, Any] | Any) -> FinishedRound:
 # --- updates ----------------------------------------------------------------------------------------------------------
 def record(folder: Path, update: Update, round: int, method: str) -> None:
     """Writes an update into a run's folder. The JSON appears last: with it the update is complete."""
-    place = folder / "updates" / f"round-{round}"
-    files.private_dir(place)
-    with files.atomic_path(place / f"{update.site}.safetensors") as path:
+    updates_folder = folder / "updates" / f"round-{round}"
+    files.private_dir(updates_folder)
+    with files.atomic_path(updates_folder / f"{update.site}.safetensors") as path:
         save_file({name: one.contiguous() for name, one in update.tensors.items()}, path)
-    info = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
-    files.write(place / f"{update.site}.json", json_text({"milkglass_update": 1, **info}))
+    facts = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
+    files.write(updates_folder / f"{update.site}.json", json_text({"milkglass_update": 1, **facts}))
 
 
 def read_update(path: Path) -> tuple[Gradients, int]:

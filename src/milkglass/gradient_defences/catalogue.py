@@ -34,18 +34,18 @@ GRADIENT_DEFENCES: Catalogue[GradientDefence] = Catalogue(
 
 def gradient_defence_named(text: str) -> GradientDefence:
     """Parses NAME or NAME:PARAMETER=VALUE,... (gaussian:level=0.001). Raises UsageError."""
-    name, _, rest = text.partition(":")
+    name, _, parameters = text.partition(":")
     kind = type(GRADIENT_DEFENCES[name])
-    return GRADIENT_DEFENCES.make(name, read_words(kind, rest.split(",") if rest else (), name))
+    return GRADIENT_DEFENCES.make(name, read_words(kind, parameters.split(",") if parameters else (), name))
 
 
 def gradient_defence_of(entry: Mapping[str, Any]) -> GradientDefence:
     """Parses a recipe's entry: the name under `shield`, and parameters; {} is none. Raises UsageError."""
-    values = dict(entry)
-    return GRADIENT_DEFENCES.make(values.pop("shield", NoDefence.name), values)
+    parameters = dict(entry)
+    return GRADIENT_DEFENCES.make(parameters.pop("shield", NoDefence.name), parameters)
 
 
 def name_and_parameters(defence: GradientDefence) -> str:
     """Returns the name and the parameters, for streams of noise and reports: "gaussian (level = 0.05, clip = 1.0)"."""
-    values = ", ".join(f"{name} = {getattr(defence, name)}" for name in parameters_of(type(defence)))
-    return f"{defence.name} ({values})" if values else defence.name
+    parameters = ", ".join(f"{name} = {getattr(defence, name)}" for name in parameters_of(type(defence)))
+    return f"{defence.name} ({parameters})" if parameters else defence.name

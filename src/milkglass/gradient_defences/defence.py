@@ -89,8 +89,8 @@ def share(
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):
         grads = defence.take(defence.before(step), ids, mask, targets)
-    for name, one in grads.items():
-        if not torch.isfinite(one).all():
+    for name, gradient in grads.items():
+        if not torch.isfinite(gradient).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
     return Gradients(defence.after(grads, len(ids), bound(drawing, grads)), len(ids), round)
 
@@ -101,8 +101,9 @@ def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: boo
     A change of the weights is seen in both. Parameters that are named in `frozen` need no gradient.
     """
     named = dict(step.module.named_parameters())
-    memo: dict[int, Any] = {id(one): one for one in step.module.buffers()}
-    for name, one in named.items():
-        memo[id(one)] = torch.nn.Parameter(one.detach(), requires_grad=one.requires_grad and name not in frozen)
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in step.module.buffers()}
+    for name, weight in named.items():
+        needs_gradient = weight.requires_grad and name not in frozen
+        memo[id(weight)] = torch.nn.Parameter(weight.detach(), requires_grad=needs_gradient)
     module = copy.deepcopy(step.module, memo)
     return replace(step, module=module, dropout=step.dropout if dropout is None else dropout)

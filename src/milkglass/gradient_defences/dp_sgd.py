@@ -79,10 +79,12 @@ class DPSGD(GradientDefence):
         A text is in at most one batch of a round, in FedSGD and in FedAvg. Which texts are in a batch is not assumed to
         be secret, so no amplification by sampling is claimed.
         """
-        result = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, rounds)
-        info = f"({upward(result)}, {DELTA:g})-DP"
-        counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
-        return f"{info} after {counted}, one text or label exchanged, in one batch a round{worth(result)}"
+        spent = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, rounds)
+        after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+        return (
+            f"({upward(spent)}, {DELTA:g})-DP after {after}, one text or label exchanged, in one batch a "
+            f"round{worth(spent)}"
+        )
 
     def added_noise(self, texts: int) -> AddedNoise | None:
         return AddedNoise("gaussian", self.deviation / texts, self.clip)
@@ -95,13 +97,13 @@ class DPSGD(GradientDefence):
             target = None if targets is None else targets[i : i + 1]
             if target is not None and step.task == "next-token":
                 target = target[:, :length]
-            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], target)
-            factor = clipping.l2_factor(alone.values(), self.clip)
-            for name, one in alone.items():
-                steps = grid.cut(one, self.deviation, self.clip, factor)
+            text_gradient = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], target)
+            factor = clipping.l2_factor(text_gradient.values(), self.clip)
+            for name, tensor in text_gradient.items():
+                steps = grid.cut(tensor, self.deviation, self.clip, factor)
                 sums[name] = sums[name].add_(steps) if name in sums else steps
         step_size = grid.step_of(self.deviation, self.clip)
-        return {name: one.mul_(step_size) for name, one in sums.items()}
+        return {name: tensor.mul_(step_size) for name, tensor in sums.items()}
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         return {

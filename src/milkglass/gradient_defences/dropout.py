@@ -36,15 +36,15 @@ class Dropout(GradientDefence):
 
     def before(self, step: SharedStep) -> SharedStep:
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
-        result = altered(step, dropout=True)
-        places = 0
-        for module in result.module.modules():
+        with_dropout = altered(step, dropout=True)
+        dropout_count = 0
+        for module in with_dropout.module.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = self.rate
-                places += 1
+                dropout_count += 1
             elif isinstance(getattr(module, "attention_dropout", None), float):
                 module.attention_dropout = self.rate
-                places += 1
-        if not places:
+                dropout_count += 1
+        if not dropout_count:
             raise UsageError("this model has no dropout", "give a model of another family, or another defence")
-        return result
+        return with_dropout

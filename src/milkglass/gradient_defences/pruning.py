@@ -53,8 +53,8 @@ class MagnitudePruning(GradientDefence):
         if self.among == "tensor":
             return {name: one * largest(one.flatten(), self._remaining_count(one.numel())).view_as(one)
                     for name, one in tensors.items()}  # fmt: skip
-        whole = torch.cat([one.flatten() for one in tensors.values()])
-        kept = largest(whole, self._remaining_count(len(whole))).split([one.numel() for one in tensors.values()])
+        entries = torch.cat([one.flatten() for one in tensors.values()])
+        kept = largest(entries, self._remaining_count(len(entries))).split([one.numel() for one in tensors.values()])
         return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
 
     def _remaining_count(self, count: int) -> int:
@@ -62,16 +62,16 @@ class MagnitudePruning(GradientDefence):
         return count - int(Fraction(str(self.ratio)) * count)
 
 
-def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+def largest(entries: torch.Tensor, count: int) -> torch.Tensor:
     """Returns (n,) of 1 for the `count` values that are largest in magnitude, the first of equal ones, else 0.
 
     It selects a threshold, since a table of 10 million entries takes seconds to sort.
     """
-    if count >= len(values):
-        return torch.ones_like(values)
-    sizes = values.abs()
-    limit = sizes.kthvalue(len(sizes) - count + 1).values
-    is_kept = sizes > limit
-    equal = (sizes == limit).nonzero().flatten()
+    if count >= len(entries):
+        return torch.ones_like(entries)
+    magnitudes = entries.abs()
+    limit = magnitudes.kthvalue(len(magnitudes) - count + 1).values
+    is_kept = magnitudes > limit
+    equal = (magnitudes == limit).nonzero().flatten()
     is_kept[equal[: count - int(is_kept.sum())]] = True
-    return is_kept.to(values.dtype)
+    return is_kept.to(entries.dtype)

@@ -71,11 +71,11 @@ class WordAdversary(torch.nn.Module):
 
     def bag(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns (b, w) whether each word is in the text."""
-        result = torch.zeros(len(ids), self.net[-1].out_features, device=ids.device)
+        presence = torch.zeros(len(ids), self.net[-1].out_features, device=ids.device)
         for row, text in enumerate(ids):
             named = self.column[text[mask[row]]]
-            result[row, named[named >= 0]] = 1.0
-        return result
+            presence[row, named[named >= 0]] = 1.0
+        return presence
 
     def forward(self, vectors: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
         return balanced(self.net(vectors), bag)
@@ -83,10 +83,10 @@ class WordAdversary(torch.nn.Module):
 
 def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
     """Returns the binary cross-entropy of (b, w) scores: half from present words, half from the many absent ones."""
-    there, absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
-    return (
-        (there * bag).sum() / bag.sum().clamp_min(1) + (absent * (1 - bag)).sum() / (1 - bag).sum().clamp_min(1)
-    ) / 2
+    loss_if_present, loss_if_absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
+    absence = 1 - bag
+    present = (loss_if_present * bag).sum() / bag.sum().clamp_min(1)
+    return (present + (loss_if_absent * absence).sum() / absence.sum().clamp_min(1)) / 2
 
 
 def normalised(vector: torch.Tensor) -> torch.Tensor:

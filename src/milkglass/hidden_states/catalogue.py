@@ -33,8 +33,8 @@ TRAINING = "training"  # a parameter of every method, whose values commands and 
 
 def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
     """Returns the method with `words` such as "epsilon=8" and these fields of its training. Raises UsageError."""
-    values = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
-    return HIDDEN_STATE_DEFENCES.make(method, {**values, TRAINING: training})
+    parameters = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
+    return HIDDEN_STATE_DEFENCES.make(method, {**parameters, TRAINING: training})
 
 
 def values_of(defence: HiddenStateDefence) -> dict[str, Any]:

@@ -67,25 +67,25 @@ class EncoderClient(Client):
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """Returns what this half sends for public ids under an attacker's own secret (`threat.Knowledge.observe`)."""
-        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
-        result = self._represent(TokenizedTexts(ids), own, 0)
+        attacker_root, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET_BYTES - 8, "big")), self._pending
+        observed = self._represent(TokenizedTexts(ids), attacker_root, 0)
         self._pending = pending
-        return result
+        return observed
 
-    def _require_answers(self, answer: NDArray[np.float32], count: int, what: str) -> None:
+    def _require_answers(self, answer: NDArray[np.float32], count: int, noun: str) -> None:
         """Raises UsageError if this does not answer what was last sent."""
         if len(answer) != count:
-            raise UsageError(f"{len(answer)} answers to the {count} {what} last sent", "receive before sending again")
+            raise UsageError(f"{len(answer)} answers to the {count} {noun} last sent", "receive before sending again")
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Returns the states of texts as they are sent."""
         states_of_texts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
         for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
-            draws = (
-                None if self.defence.disturbs_only_in_training else root.of_text(texts[number], "send", first + number)
-            )
-            states_of_texts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
+            if not self.defence.disturbs_only_in_training:
+                draws = root.of_text(texts[number], "send", first + number)
+                states = self.defence.mechanism(states, draws.bound(states))
+            states_of_texts[number] = states
         lengths = np.array([len(part) for part in states_of_texts], np.int64)
         return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
@@ -96,9 +96,9 @@ class EncoderClient(Client):
             for row, mask, number in zip(states, batch.mask.to(states.device), batch.numbers.tolist(), strict=True):
                 yield number, row[mask]
 
-    def _join(self, parts: list[torch.Tensor]) -> torch.Tensor:
+    def _join(self, rows_of_texts: list[torch.Tensor]) -> torch.Tensor:
         """Returns the rows of all texts as one tensor."""
-        return torch.cat([one.cpu() for one in parts]) if parts else torch.empty(0, self.lower.width)
+        return torch.cat([one.cpu() for one in rows_of_texts]) if rows_of_texts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
         if folder.exists():

@@ -98,7 +98,7 @@ class HiddenStateDefence(Mechanism):
         return {}
 
     def _require(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
-        """Checks what `split` is given. Returns the counts of the tokens and the length of a text."""
+        """Returns the label of each text and the number of classes. Raises UsageError if `split` cannot be done."""
         self.require(base)
         if len(secret) != SECRET_BYTES:
             raise UsageError(
@@ -116,6 +116,7 @@ class HiddenStateDefence(Mechanism):
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
+        """Loads a saved client half. Raises UsageError, KeyForOtherModel, CorruptCheckpoint."""
         description = halves.read_description(folder)
         if description.get("salt") != self.salt:
             raise UsageError(
@@ -147,30 +148,30 @@ def train(
     """Trains the halves in place. `aids` is trained with them and discarded."""
     from transformers import get_linear_schedule_with_warmup
 
-    how, order = defence.training, root.draws("order")
-    for half in (lower, upper, aids):
-        device.moved(half)
+    settings, order = defence.training, root.draws("order")
+    for module in (lower, upper, aids):
+        device.moved(module)
     trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
-    optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay, fused=True)
+    optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
-    steps = how.epochs * -(-len(encoded) // how.batch_size)
-    steps_done, limit = 0, min(steps, how.max_steps or steps)
-    rate = get_linear_schedule_with_warmup(optimiser, math.ceil(how.warmup_ratio * limit), limit)
+    steps = settings.epochs * -(-len(encoded) // settings.batch_size)
+    steps_done, limit = 0, min(steps, settings.max_steps or steps)
+    rate = get_linear_schedule_with_warmup(optimiser, math.ceil(settings.warmup_ratio * limit), limit)
     with drawing_from(root.draws("dropout").stream):
         lower.train(defence.trains_lower)
         upper.train()
-        for epoch in range(how.epochs):
+        for epoch in range(settings.epochs):
             shuffled = order.order(len(encoded))
-            for start in range(0, len(shuffled), how.batch_size):
+            for start in range(0, len(shuffled), settings.batch_size):
                 if steps_done == limit:
                     break
-                numbers = shuffled[start : start + how.batch_size]
+                numbers = shuffled[start : start + settings.batch_size]
                 batch = batch_of(encoded, numbers, lower.pad).on(device.current())
                 with torch.set_grad_enabled(defence.trains_lower):
                     hidden = lower(batch)
-                own = device.tensor(labels[numbers])
-                step = TrainingStep(batch.ids, batch.mask, hidden, own, np.asarray(numbers), epoch)
+                batch_labels = device.tensor(labels[numbers])
+                step = TrainingStep(batch.ids, batch.mask, hidden, batch_labels, np.asarray(numbers), epoch)
                 loss = defence.loss(step, upper, aids, root)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()

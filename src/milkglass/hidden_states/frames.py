@@ -52,29 +52,20 @@ def decode(frame: bytes) -> Activations:
     for name, (dtype, rank) in (KINDS | OPTIONAL).items():
         if name not in tensors:
             continue
-        if tensors[name].dtype != dtype or tensors[name].dim() != rank:
-            raise BadUpload(
-                f"{name} is {tensors[name].dtype} of rank {tensors[name].dim()}, {dtype}, {rank} needed", HINT
-            )
-    hidden, lengths, layer_and_pooled = (tensors[name] for name in KINDS)
-    if (
-        len(layer_and_pooled) != 2
-        or not 0 <= int(layer_and_pooled[0]) <= MAX_LAYER
-        or int(layer_and_pooled[1]) not in (0, 1)
-    ):
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tensor.dim() != rank:
+            raise BadUpload(f"{name} is {tensor.dtype} of rank {tensor.dim()}, {dtype}, {rank} needed", HINT)
+    hidden, lengths, about = (tensors[name] for name in KINDS)
+    if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
         raise BadUpload("the frame's layer is impossible", HINT)
-    rows, pooled, mixed = len(hidden), bool(layer_and_pooled[1]), tensors.get("mixed")
-    if mixed is not None and (
-        pooled or mixed.shape != lengths.shape or not bool((lengths.clamp_min(1) <= mixed).all())
-    ):
+    rows, layer, pooled, mixed = len(hidden), int(about[0]), bool(about[1]), tensors.get("mixed")
+    if mixed is not None and (pooled or mixed.shape != lengths.shape or bool((mixed < lengths.clamp_min(1)).any())):
         raise BadUpload(f"the mixed rows of {len(mixed)} texts are fewer than their tokens, or pooled", HINT)
     if not _add_up(lengths if mixed is None else mixed, rows, 1 if pooled else rows) or bool((lengths < 1).any()):
         raise BadUpload(f"the lengths of {len(lengths)} texts do not add up to the {rows} rows", HINT)
     if not torch.isfinite(hidden).all():
         raise BadUpload("the frame holds a number that is not finite", HINT)
-    return Activations(
-        hidden, lengths.numpy(), int(layer_and_pooled[0]), pooled, None if mixed is None else mixed.numpy()
-    )
+    return Activations(hidden, lengths.numpy(), layer, pooled, None if mixed is None else mixed.numpy())
 
 
 def _add_up(counts: torch.Tensor, rows: int, most: int) -> bool:

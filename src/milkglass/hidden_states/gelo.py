@@ -76,9 +76,9 @@ class ReceivedProduct(torch.nn.Module):
 
 def _readers(upper: Upper) -> list[torch.nn.Module]:
     """Returns the matrices that read what crosses."""
-    at = upper.model.device
-    hidden = torch.zeros(1, 2, int(upper.model.config.hidden_size), device=at)
-    mask = torch.ones(1, 2, dtype=torch.bool, device=at)
+    model_device = upper.model.device
+    hidden = torch.zeros(1, 2, int(upper.model.config.hidden_size), device=model_device)
+    mask = torch.ones(1, 2, dtype=torch.bool, device=model_device)
     with torch.no_grad():
         return attention_input_projections(halves.first_layer(upper), lambda: upper(hidden, mask))
 
@@ -115,10 +115,10 @@ class OffloadingClient(EncoderClient):
             chosen = [self._pending[i] for i in numbers.tolist()]
             products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(numbers.tolist())]
             hidden, mask = padded([states for states, _ in chosen])
-            whole = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
-            widths = [len(one.matrix.get_parameter("weight")) for one in received]
-            for one, product in zip(received, whole.split(widths, dim=2), strict=True):
-                one.product = device.moved(product)
+            padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
+            widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
+            for matrix, product in zip(received, padded_products.split(widths, dim=2), strict=True):
+                matrix.product = device.moved(product)
             logits[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
         return logits.numpy()
 
@@ -131,8 +131,8 @@ class OffloadingClient(EncoderClient):
             layer = halves.first_layer(upper.eval())
             names = {id(one): name for name, one in layer.named_modules()}
             for one in _readers(upper):
-                above, _, last = names[id(one)].rpartition(".")
-                setattr(layer.get_submodule(above), last, ReceivedProduct(one))
+                parent, _, attribute = names[id(one)].rpartition(".")
+                setattr(layer.get_submodule(parent), attribute, ReceivedProduct(one))
             self._upper = device.moved(upper)
         return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
 
@@ -146,8 +146,8 @@ class OffloadingClient(EncoderClient):
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        sent = self._join([matrix.mixed(own) for own, matrix in pending])
-        return Activations(sent, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
+        mixed_rows = self._join([matrix.mixed(own) for own, matrix in pending])
+        return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class Lower(torch.nn.Module):
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
         """Returns (b, t, d) on the device of this half; rows of padding are meaningless."""
         batch = batch.on(self.body.device)
-        info = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
-        types = {"token_type_ids": batch.types} if info else {}
+        has_types = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
+        types = {"token_type_ids": batch.types} if has_types else {}
         return self.body(input_ids=batch.ids, attention_mask=batch.mask.long(), **types).last_hidden_state
 
     @property
@@ -135,9 +135,9 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
     """Returns a classifier with this many layers and a table of few rows, uninitialised: overwrite its weights."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
-    kind = raw.pop("model_type")
-    shell_config = AutoConfig.for_model(kind, **raw, num_labels=classes)
+    entries = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
+    model_type = entries.pop("model_type")
+    shell_config = AutoConfig.for_model(model_type, **entries, num_labels=classes)
     shell_config.num_hidden_layers, shell_config.vocab_size = layers, int(shell_config.pad_token_id or 0) + 1
     with SkipInitialisation():
         return AutoModelForSequenceClassification.from_config(shell_config, dtype=torch.float32)
@@ -154,8 +154,8 @@ def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict
     try:
         tensors = load_file(folder / WEIGHTS)
         if module is not None:
-            own = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-            module.load_state_dict(own)
+            names = [name for name in tensors if name.startswith(prefix)]
+            module.load_state_dict({name.removeprefix(prefix): tensors[name] for name in names})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CorruptCheckpoint(f"{WEIGHTS} in {folder.name} is not this half's", "split the model again") from error
     return tensors

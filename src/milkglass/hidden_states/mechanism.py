@@ -125,8 +125,8 @@ class Mechanism(Defence):
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
         """Returns the loss of one step: the task's, and what the method adds."""
         sent, mask = self.disturbed(step, root)
-        result = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
-        return result + self.extra(step, sent, aids)
+        task_loss = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
+        return task_loss + self.extra(step, sent, aids)
 
     def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
         """Returns the loss that the method adds to the task's."""
@@ -139,11 +139,11 @@ class Mechanism(Defence):
         Draws are bound to the states, unless a text has one draw for all epochs: its states differ in their last bits
         from batch to batch, and binding would make more draws than are counted.
         """
-        sent, once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
+        sent, is_drawn_once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
             hidden = row[mask]
             draws = root.of_text(device.array(ids[mask]), "train", self.drawn_in(step.epoch), int(number))
-            sent.append(self.mechanism(hidden, draws if once else draws.bound(hidden)))
+            sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bound(hidden)))
         return padded(sent)
 
     def drawn_in(self, epoch: int) -> int:
@@ -154,8 +154,8 @@ class Mechanism(Defence):
         """Returns the name and all parameters; one of `later` is left out at its value there, so that folders open."""
         document = {"name": self.name, **dataclasses.asdict(self)}
         for table in (document, document["training"]):
-            for name, value in self.later.items():
-                if table.get(name) == value:
+            for name, left_out in self.later.items():
+                if table.get(name) == left_out:
                     del table[name]
         return document
 

@@ -43,8 +43,8 @@ class EncoderServer(Server):
     def _require(self, observation: Observation) -> Activations:
         """Returns the observation as states. Raises UsageError if they are of another split."""
         if not isinstance(observation, Activations):
-            kind = type(observation).__name__.lower()
-            raise UsageError(f"this half takes hidden states, not {kind}", "send a frame")
+            noun = type(observation).__name__.lower()
+            raise UsageError(f"this half takes hidden states, not {noun}", "send a frame")
         expected = (int(self._split["layer"]), bool(self._split["pooled"]))
         if (observation.layer, observation.pooled) != expected:
             raise UsageError(
@@ -64,9 +64,9 @@ class EncoderServer(Server):
         """Returns (u, classes) logits of one observation's texts, run in batches of similar lengths."""
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
         logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        for numbers in grouped(sent.lengths):
-            answers = self._upper(*padded([rows[i] for i in numbers.tolist()]))
-            for number, logits in zip(numbers.tolist(), answers, strict=True):
+        for text_numbers in grouped(sent.lengths):
+            answers = self._upper(*padded([rows[i] for i in text_numbers.tolist()]))
+            for number, logits in zip(text_numbers.tolist(), answers, strict=True):
                 logits_of_texts[number] = logits
         if not logits_of_texts:
             return np.empty((0, int(self._split["classes"])), np.float32)

@@ -57,25 +57,25 @@ class MixedUpper(Upper):
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         first = self.model(inputs_embeds=hidden, attention_mask=mask.long()).last_hidden_state[:, :1]
         shape = (len(hidden), *self.places.shape)
-        both = torch.cat([first.expand(shape), self.places.expand(shape)], dim=-1)
-        return self.out(self.apart(both)).flatten(1)
+        with_places = torch.cat([first.expand(shape), self.places.expand(shape)], dim=-1)
+        return self.out(self.apart(with_places)).flatten(1)
 
 
 def mixed(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
     total = states[0].new_zeros(length, states[0].shape[1])
-    for part, key in zip(states, (one.to(total.device) for one in keys), strict=True):
-        subset = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
-        total = total + torch.nn.functional.pad(subset, (0, 0, 0, length - len(subset)))
+    for text_states, key in zip(states, (one.to(total.device) for one in keys), strict=True):
+        keyed = text_states[:length] * key if key.dim() == 1 else text_states[:length] @ key.T
+        total = total + torch.nn.functional.pad(keyed, (0, 0, 0, length - len(keyed)))
     return total / len(states)
 
 
 def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch.Tensor]:
-    """Returns the secret V_j."""
-    drawn = [root.draws("mixing", place) for place in range(places)]
+    """Returns the secret V_j of each place: (d,), or (d, d) if `mixing` is "rotation", with d = `width`."""
+    streams = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
-        return [one.gaussian(width) for one in drawn]
-    return [rotation(one.gaussian(width, width)) for one in drawn]
+        return [one.gaussian(width) for one in streams]
+    return [rotation(one.gaussian(width, width)) for one in streams]
 
 
 class Mixing(EncoderClient):
@@ -85,6 +85,7 @@ class Mixing(EncoderClient):
     _pending: NDArray[np.int64] = np.empty(0, np.int64)
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns (texts, classes): of each answer for N places, the part of the own text's place."""
         self._require_answers(answer, len(self._pending), "texts")
         if not len(answer):
             return answer
@@ -94,14 +95,14 @@ class Mixing(EncoderClient):
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
         states = self._all(encoded)
-        others = self._all(self._others()) if root is self._root else states
+        other_states = self._all(self._others()) if root is self._root else states
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
         mixtures, self._pending = [], np.empty(len(states), np.int64)
         for number, (own_states, ids) in enumerate(zip(states, encoded.ids, strict=True)):
             draws = root.of_text(ids, "send", first + number)
-            selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
-            self._pending[number] = place = int(draws.below(self.defence.inputs, 1)[0])
-            selected[place] = own_states
+            selected = [other_states[j] for j in draws.below(len(other_states), self.defence.inputs)]
+            self._pending[number] = own_place = int(draws.below(self.defence.inputs, 1)[0])
+            selected[own_place] = own_states
             mixtures.append(mixed(selected, keys, len(own_states)))
         return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
@@ -150,8 +151,8 @@ class TextMixer(HiddenStateDefence):
         rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
         draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))
         selected = torch.from_numpy(np.stack([self._partners(own, len(rows), draws) for own in range(len(rows))]))
-        sent = [mixed([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
-        scores = upper(torch.nn.utils.rnn.pad_sequence(sent, batch_first=True), step.mask)
+        mixtures = [mixed([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
+        scores = upper(torch.nn.utils.rnn.pad_sequence(mixtures, batch_first=True), step.mask)
         return torch.nn.functional.cross_entropy(
             scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()
         )
@@ -166,6 +167,6 @@ class TextMixer(HiddenStateDefence):
         """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
         selected = encoded.ids.chosen(root.draws("others").below(len(encoded), KEPT_TEXTS))
         ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)
-        for row, one in enumerate(selected):
-            ids[row, : len(one)] = torch.from_numpy(one)
+        for row, text_ids in enumerate(selected):
+            ids[row, : len(text_ids)] = torch.from_numpy(text_ids)
         return {"others": ids, "lengths": torch.from_numpy(selected.lengths)}

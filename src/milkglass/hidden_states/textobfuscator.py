@@ -65,6 +65,7 @@ class Centres(torch.nn.Module):
 
     @torch.no_grad()
     def follow(self, means: torch.Tensor, present: torch.Tensor) -> None:
+        """Moves the centres of the clusters `present` (c,) toward a batch's means (c, d)."""
         moved = CENTRE_MOMENTUM * self.centres[present] + (1 - CENTRE_MOMENTUM) * means
         self.centres[present] = torch.where(self.seen[present, None], moved, means)
         self.seen[present] = True

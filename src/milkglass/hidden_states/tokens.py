@@ -44,9 +44,9 @@ class PaddedBatch:
     types: torch.Tensor | None
     numbers: Ids
 
-    def on(self, place: torch.device) -> PaddedBatch:
-        types = None if self.types is None else self.types.to(place)
-        return PaddedBatch(self.ids.to(place), self.mask.to(place), types, self.numbers)
+    def on(self, target: torch.device) -> PaddedBatch:
+        types = None if self.types is None else self.types.to(target)
+        return PaddedBatch(self.ids.to(target), self.mask.to(target), types, self.numbers)
 
 
 def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
@@ -55,17 +55,17 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
     starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
     steps = np.arange(int(lengths.max()))
     mask = steps < lengths[:, None]
-    places = np.where(mask, starts[:, None] + steps, 0)
-    ids = np.where(mask, encoded.ids.ids[places], pad)
-    types = None if encoded.types is None else torch.from_numpy(np.where(mask, encoded.types[places], 0))
+    indices = np.where(mask, starts[:, None] + steps, 0)
+    ids = np.where(mask, encoded.ids.ids[indices], pad)
+    types = None if encoded.types is None else torch.from_numpy(np.where(mask, encoded.types[indices], 0))
     return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, numbers)
 
 
 def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (b, t, d) the states of texts with zeros after each, and the mask (b, t)."""
-    result = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-    lengths = torch.tensor([len(one) for one in states], device=result.device)
-    return result, torch.arange(result.shape[1], device=result.device) < lengths[:, None]
+    rows = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
+    lengths = torch.tensor([len(one) for one in states], device=rows.device)
+    return rows, torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
 
 
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.metrics.interval import Interval, share
+from milkglass.metrics.interval import Interval, quotients, share
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,25 +41,21 @@ class Confusion:
 
     def accuracy(self) -> Interval:
         """Returns the accuracy. The bootstrap is seeded, so that the same counts have the same interval."""
-        right = int(np.trace(self.counts))
-        return share(np.arange(self.rows) < right, np.random.default_rng(0))
+        right_count = int(np.trace(self.counts))
+        return share(np.arange(self.rows) < right_count, np.random.default_rng(0))
 
     @property
     def commonest(self) -> tuple[str, float]:
         """Returns the class with most texts and its share, which is the accuracy of always naming it."""
-        each = self.counts.sum(1)
-        return self.names[int(each.argmax())], float(each.max() / each.sum())
+        texts_of_class = self.counts.sum(1)
+        return self.names[int(texts_of_class.argmax())], float(texts_of_class.max() / texts_of_class.sum())
 
     @property
     def recall(self) -> NDArray[np.float64]:
         """Returns (c,) the share of each class's texts that were assigned to it; nan for a class without texts."""
-        return _shares(np.diag(self.counts), self.counts.sum(1))
+        return quotients(np.diag(self.counts), self.counts.sum(1))
 
     @property
     def precision(self) -> NDArray[np.float64]:
         """Returns (c,) the share of the texts assigned to each class that belong to it; nan if there are none."""
-        return _shares(np.diag(self.counts), self.counts.sum(0))
-
-
-def _shares(above: NDArray[np.int64], below: NDArray[np.int64]) -> NDArray[np.float64]:
-    return np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)
+        return quotients(np.diag(self.counts), self.counts.sum(0))

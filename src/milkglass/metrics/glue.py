@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, ratio, resampled, share
+from milkglass.metrics.interval import Interval, quotients, ratio, resampled, share
 
 Numbers = NDArray[Any]
 
@@ -25,20 +25,20 @@ def accuracy(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Returns F1 of class 1; nan if neither guesses nor truth contain it."""
-    hits, named, there = _of_class_1(guess, truth)
-    return ratio(2 * hits, named + there, rng)
+    hits, is_guessed, is_true = _of_class_1(guess, truth)
+    return ratio(2 * hits, is_guessed + is_true, rng)
 
 
 def precision(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Returns the share of the examples guessed as class 1 that are of it; nan if there are none."""
-    hits, named, _ = _of_class_1(guess, truth)
-    return ratio(hits, named, rng)
+    hits, is_guessed, _ = _of_class_1(guess, truth)
+    return ratio(hits, is_guessed, rng)
 
 
 def recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Returns the share of class 1's examples that are guessed as it; nan if there are none."""
-    hits, _, there = _of_class_1(guess, truth)
-    return ratio(hits, there, rng)
+    hits, _, is_true = _of_class_1(guess, truth)
+    return ratio(hits, is_true, rng)
 
 
 def _of_class_1(guess: Numbers, truth: Numbers) -> NDArray[np.float64]:
@@ -68,13 +68,12 @@ def _of_classes(
     """
     _require_alike(guess, truth)
     classes = np.unique(truth)
-    is_true, named = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
-    above, below = summands(is_true * named, named, is_true)
+    is_true, is_guessed = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
+    numerators, denominators = summands(is_true * is_guessed, is_guessed, is_true)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = counts @ below
-        each = np.divide(counts @ above, total, out=np.full(total.shape, np.nan), where=counts @ is_true > 0)
-        return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
+        by_class = np.where(counts @ is_true > 0, quotients(counts @ numerators, counts @ denominators), np.nan)
+        return np.asarray(np.nanmean(by_class, axis=1))  # a draw that lost a rare class is of the others
 
     return resampled(statistic, len(truth), rng)
 
@@ -85,14 +84,14 @@ def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
     classes = np.unique(np.concatenate([guess, truth]))
     guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
     is_true = (truth[:, None] == classes).astype(np.float64)
-    right = (guess == truth).astype(np.float64)
+    is_right = (guess == truth).astype(np.float64)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         total = counts.sum(1)
         g, t = counts @ guessed, counts @ is_true
-        above = counts @ right * total - (g * t).sum(1)
-        below = np.sqrt((total**2 - (g**2).sum(1)) * (total**2 - (t**2).sum(1)))
-        return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+        numerator = counts @ is_right * total - (g * t).sum(1)
+        denominator = np.sqrt((total**2 - (g**2).sum(1)) * (total**2 - (t**2).sum(1)))
+        return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
     return resampled(statistic, len(truth), rng)
 
@@ -108,9 +107,9 @@ def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interva
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         mx, my, xx, yy, xy = (counts @ moments / counts.sum(1, keepdims=True)).T
-        below = np.sqrt(np.maximum(xx - mx**2, 0) * np.maximum(yy - my**2, 0))
-        exists = below > 1e-12 * np.sqrt(xx.max() * yy.max() + 1e-300)  # what is less is rounding of a constant
-        return np.divide(xy - mx * my, below, out=np.full(len(below), np.nan), where=exists)
+        denominator = np.sqrt(np.maximum(xx - mx**2, 0) * np.maximum(yy - my**2, 0))
+        exists = denominator > 1e-12 * np.sqrt(xx.max() * yy.max() + 1e-300)  # what is less is rounding of a constant
+        return np.divide(xy - mx * my, denominator, out=np.full(len(denominator), np.nan), where=exists)
 
     return resampled(statistic, len(x), rng)
 
@@ -126,17 +125,17 @@ def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
     return resampled(statistic, len(truth), rng)
 
 
-def _ranks(places: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _ranks(value_numbers: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns (u,) mean ranks if example i, whose value is number places[i] from the least, occurs weights[i] times."""
-    held = np.bincount(places, weights)
-    return (np.cumsum(held) - (held - 1) / 2)[places]
+    weight_of_value = np.bincount(value_numbers, weights)
+    return (np.cumsum(weight_of_value) - (weight_of_value - 1) / 2)[value_numbers]
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     total = weights.sum()
     x, y = x - weights @ x / total, y - weights @ y / total
-    below = float((weights @ x**2) * (weights @ y**2)) ** 0.5
-    return float(weights @ (x * y)) / below if below > 1e-9 else float("nan")
+    denominator = float((weights @ x**2) * (weights @ y**2)) ** 0.5
+    return float(weights @ (x * y)) / denominator if denominator > 1e-9 else float("nan")
 
 
 def _require_alike(guess: Numbers, truth: Numbers) -> None:

@@ -103,26 +103,26 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
-    requested = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
-    all_followed = np.array([requested[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
+    checkable = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
+    is_checkable = np.array([checkable[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
     pairs = list(zip(prompts, answers, strict=True))
     strict = [[i.kept(answer) for i in one.instructions] for one, answer in pairs]
     loose = [[i.kept_loosely(answer) for i in one.instructions] for one, answer in pairs]
     measures: dict[str, Interval] = {}
-    for name, result in (("strict", strict), ("loose", loose)):
-        everything = np.array([all(one) for one in result], bool)
-        measures[f"prompt {name}"] = share(everything[all_followed], rng)
-        kept = np.array([sum(bool(one) for one in row) for row in result], np.float64)
-        measures[f"instruction {name}"] = ratio(kept, requested, rng)
+    for name, kept_rules in (("strict", strict), ("loose", loose)):
+        keeps_all = np.array([all(one) for one in kept_rules], bool)
+        measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
+        kept = np.array([sum(bool(one) for one in row) for row in kept_rules], np.float64)
+        measures[f"instruction {name}"] = ratio(kept, checkable, rng)
     rules = [i.rule for one in prompts for i in one.instructions]
-    right = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
+    times_kept = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
     times = Counter(rules)
     return Figures(
         measures,
-        int(all_followed.sum()),
-        int(requested.sum()),
+        int(is_checkable.sum()),
+        int(checkable.sum()),
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
-        int((~all_followed).sum()),
-        {rule: (right[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
+        int((~is_checkable).sum()),
+        {rule: (times_kept[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
         np.array([sum(bool(one) for one in row) for row in strict], np.int64),
     )

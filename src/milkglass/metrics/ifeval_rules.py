@@ -35,7 +35,7 @@ _END = re.compile(r"([.!?]+)[\"'\u2019\u201d)\]*]*(?=\s|$)")
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
-def compared(count: int, relation: Any, bound: int) -> bool:
+def keeps_relation(count: int, relation: Any, bound: int) -> bool:
     """Returns whether a count keeps one of IFEval's two relations. Raises UsageError for any other."""
     if relation == "at least":
         return count >= bound
@@ -47,31 +47,31 @@ def compared(count: int, relation: Any, bound: int) -> bool:
 def sentences(text: str) -> int:
     """Returns the number of sentences. A last part without a mark at its end is one too."""
     count, start = 0, 0
-    for result in _END.finditer(text):
-        if not result[1].strip(".") and not _ends(text, start, result):
+    for mark in _END.finditer(text):
+        if not mark[1].strip(".") and not _ends_sentence(text, start, mark):
             continue
-        count += any(map(str.isalnum, text[start : result.end()]))
-        start = result.end()
+        count += any(map(str.isalnum, text[start : mark.end()]))
+        start = mark.end()
     return count + any(map(str.isalnum, text[start:]))
 
 
-def _ends(text: str, start: int, punctuation: re.Match[str]) -> bool:
+def _ends_sentence(text: str, start: int, punctuation: re.Match[str]) -> bool:
     """Returns whether a mark that is only full stops ends a sentence."""
-    rest = text[punctuation.end() :].lstrip()
-    if not rest:
+    following = text[punctuation.end() :].lstrip()
+    if not following:
         return True
     words_before = text[start : punctuation.start()].split()
-    last = words_before[-1].lstrip("\"'(*[\u201c\u2018") if words_before else ""
-    initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
-    numbered = last.isdigit() and words_before[-1:] == words_before  # "1." before an entry of a list
-    return not (rest[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
+    last_word = words_before[-1].lstrip("\"'(*[\u201c\u2018") if words_before else ""
+    is_initial = len(last_word) == 1 and last_word.isalpha() and last_word.isupper() and last_word != "I"
+    is_number = last_word.isdigit() and words_before[-1:] == words_before  # "1." before an entry of a list
+    return not (following[0].islower() or is_initial or is_number or _ABBREVIATIONS.fullmatch(last_word))
 
 
-def _pieces(pieces: list[str]) -> list[str] | None:
+def _without_blank_ends(parts: list[str]) -> list[str] | None:
     """Returns the parts without a blank one at either end; None if one in between is blank."""
-    pieces = pieces[1:] if pieces and not pieces[0].strip() else pieces
-    pieces = pieces[:-1] if pieces and not pieces[-1].strip() else pieces
-    return pieces if all(part.strip() for part in pieces) else None
+    parts = parts[1:] if parts and not parts[0].strip() else parts
+    parts = parts[:-1] if parts and not parts[-1].strip() else parts
+    return parts if all(part.strip() for part in parts) else None
 
 
 def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
@@ -79,7 +79,7 @@ def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
     return [one.group() for one in re.finditer(pattern, text, flags)]
 
 
-def _latin(text: str) -> bool:
+def _is_latin(text: str) -> bool:
     return all("LATIN" in unicodedata.name(one, "") for one in text if one.isalpha())
 
 
@@ -90,8 +90,8 @@ def existence(text: str, a: Arguments) -> bool:
 
 
 def frequency(text: str, a: Arguments) -> bool:
-    many = len(re.findall(re.escape(a["keyword"]), text, re.IGNORECASE))
-    return compared(many, a["relation"], a["frequency"])
+    count = len(re.findall(re.escape(a["keyword"]), text, re.IGNORECASE))
+    return keeps_relation(count, a["relation"], a["frequency"])
 
 
 def forbidden_words(text: str, a: Arguments) -> bool:
@@ -101,30 +101,30 @@ def forbidden_words(text: str, a: Arguments) -> bool:
 
 def letter_frequency(text: str, a: Arguments) -> bool:
     """Returns whether a letter occurs often enough. It may be a sign such as # or ! too."""
-    return compared(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
+    return keeps_relation(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
 def number_sentences(text: str, a: Arguments) -> bool:
-    return compared(sentences(text), a["relation"], a["num_sentences"])
+    return keeps_relation(sentences(text), a["relation"], a["num_sentences"])
 
 
 def number_words(text: str, a: Arguments) -> bool:
-    return compared(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
+    return keeps_relation(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
 
 
 def number_paragraphs(text: str, a: Arguments) -> bool:
     """Returns whether there are exactly so many paragraphs, which the markdown divider *** separates."""
-    result = _pieces(re.split(r"\s?\*\*\*\s?", text))
-    return result is not None and len(result) == a["num_paragraphs"]
+    paragraphs = _without_blank_ends(re.split(r"\s?\*\*\*\s?", text))
+    return paragraphs is not None and len(paragraphs) == a["num_paragraphs"]
 
 
 def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
     """Returns whether there are so many paragraphs, separated by blank lines, and the n-th begins with the word."""
-    result = [one.strip() for one in text.split("\n\n") if one.strip()]
-    if len(result) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(result):
+    paragraphs = [one.strip() for one in text.split("\n\n") if one.strip()]
+    if len(paragraphs) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(paragraphs):
         return False
-    first = result[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
+    first = paragraphs[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
     return re.split(r"[.,?!'\"]", first)[0].lower() == a["first_word"].lower()
 
 
@@ -174,8 +174,8 @@ def number_placeholders(text: str, a: Arguments) -> bool:
 def postscript(text: str, a: Arguments) -> bool:
     """Returns whether the marker occurs. "P.S." and "P.P.S" may have blanks between the letters."""
     marker = a["postscript_marker"].strip()
-    known = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-    return re.search(known.get(marker, re.escape(marker.lower())), text.lower()) is not None
+    patterns = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+    return re.search(patterns.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def repeat_prompt(text: str, a: Arguments) -> bool:
@@ -184,8 +184,8 @@ def repeat_prompt(text: str, a: Arguments) -> bool:
 
 def two_responses(text: str, a: Arguments) -> bool:
     """Returns whether there are two different responses with ****** in between."""
-    result = _pieces(text.split("******"))
-    return result is not None and len(result) == 2 and result[0].strip() != result[1].strip()
+    responses = _without_blank_ends(text.split("******"))
+    return responses is not None and len(responses) == 2 and responses[0].strip() != responses[1].strip()
 
 
 def end_checker(text: str, a: Arguments) -> bool:
@@ -194,14 +194,14 @@ def end_checker(text: str, a: Arguments) -> bool:
 
 def quotation(text: str, a: Arguments) -> bool:
     """Returns whether the whole answer stands in double quotation marks."""
-    whole = text.strip()
-    return len(whole) > 1 and whole[0] == whole[-1] == '"'
+    answer = text.strip()
+    return len(answer) > 1 and answer[0] == answer[-1] == '"'
 
 
 # --- case and marks ---------------------------------------------------------------------------------------------------
 def capital_word_frequency(text: str, a: Arguments) -> bool:
-    many = sum(word.isupper() for word in _WORD.findall(text))
-    return compared(many, a["capital_relation"], a["capital_frequency"])
+    count = sum(word.isupper() for word in _WORD.findall(text))
+    return keeps_relation(count, a["capital_relation"], a["capital_frequency"])
 
 
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the arguments that it needs
@@ -227,8 +227,8 @@ RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the argum
     "combination:two_responses": (two_responses, ()),
     "startend:end_checker": (end_checker, ("end_phrase",)),
     "startend:quotation": (quotation, ()),
-    "change_case:english_capital": (lambda text, a: text.isupper() and _latin(text), ()),
-    "change_case:english_lowercase": (lambda text, a: text.islower() and _latin(text), ()),
+    "change_case:english_capital": (lambda text, a: text.isupper() and _is_latin(text), ()),
+    "change_case:english_lowercase": (lambda text, a: text.islower() and _is_latin(text), ()),
     "change_case:capital_word_frequency": (capital_word_frequency, ("capital_relation", "capital_frequency")),
     "punctuation:no_comma": (lambda text, a: "," not in text, ()),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +52,8 @@ class Interval:
 
 def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
     """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`."""
-    values = {name: scale * one.value for name, one in measures.items()}
-    return values | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
+    scaled = {name: scale * one.value for name, one in measures.items()}
+    return scaled | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
@@ -65,6 +66,12 @@ def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]
         yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, BOOTSTRAP_DRAWS - start)).astype(
             np.float64
         )
+
+
+def quotients(numerators: NDArray[Any], denominators: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns the quotient of each pair; nan where the denominator is not above 0."""
+    undefined = np.full(denominators.shape, np.nan)
+    return np.divide(numerators, denominators, out=undefined, where=denominators > 0)
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
@@ -83,8 +90,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
         hits, weights = (np.bincount(heap, one).astype(np.float64) for one in (hits, weights))
     drawn: list[NDArray[np.float64]] = []
     for counts in _draws(len(weights), rng):
-        below = counts @ weights
-        drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
+        drawn.append(quotients(counts @ hits, counts @ weights))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return _open(Interval(value, float(low), float(high), units))
 
@@ -127,9 +133,9 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
     if not units:
         return UNDEFINED
     value = float(statistic(np.ones((1, units)))[0])
-    result = np.concatenate([statistic(counts) for counts in _draws(units, rng)])
-    result = result[~np.isnan(result)]
-    if not len(result):
+    drawn = np.concatenate([statistic(counts) for counts in _draws(units, rng)])
+    drawn = drawn[~np.isnan(drawn)]
+    if not len(drawn):
         return Interval(value, float("nan"), float("nan"), units)
-    low, high = np.quantile(result, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return Interval(value, float(low), float(high), units)

@@ -33,14 +33,14 @@ class Recovery:
 
 def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
     """Returns top-1, 3 and 10 of (total, k) ids, best first, over the running tokens that count, by k."""
-    right = guess == truth.ids[:, None]
+    is_right = guess == truth.ids[:, None]
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
-    result = {}
+    by_rank = {}
     for k in RANKS:
         if k <= guess.shape[1]:
-            hits = (right[:, :k].any(1) & counted).astype(np.float64)
-            result[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
-    return result
+            hits = (is_right[:, :k].any(1) & counted).astype(np.float64)
+            by_rank[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
+    return by_rank
 
 
 def mean(
@@ -59,15 +59,15 @@ def mean(
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
     """Returns top-1, 3 and 10 of (n, k) ids for each scrambled id, best first, over the vocabulary, by k."""
-    right = guess == inverse[:, None]
-    return {k: share(right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
+    is_right = guess == inverse[:, None]
+    return {k: share(is_right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     """Returns the share of sequences in which every counted token is right, of those with any. guess: (total,)."""
-    wrong = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
-    part = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
-    return share((wrong == 0)[part], rng)
+    wrong_counts = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
+    has_counted = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
+    return share((wrong_counts == 0)[has_counted], rng)
 
 
 def texts(
@@ -133,10 +133,10 @@ def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Gene
     """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
     for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
-        those = range(int(start), int(start + size))
-        there = {token for i in those for token in truths[i].tolist()}
-        hits.append(len(there & {token for i in those for token in guesses[i].tolist()}))
-        counts.append(len(there))
+        numbers = range(int(start), int(start + size))
+        true_tokens = {token for i in numbers for token in truths[i].tolist()}
+        hits.append(len(true_tokens & {token for i in numbers for token in guesses[i].tolist()}))
+        counts.append(len(true_tokens))
     return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
 
@@ -146,21 +146,21 @@ def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
 
     guesses, truths, order = list(guess), list(truth), []
     for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
-        those = range(int(start), int(start + size))
-        gain = np.array([[_likeness(guesses[i], truths[j]) for i in those] for j in those])
+        numbers = range(int(start), int(start + size))
+        gain = np.array([[_likeness(guesses[i], truths[j]) for i in numbers] for j in numbers])
         order += [int(start + i) for i in linear_sum_assignment(gain, maximize=True)[1]]
     return guess.chosen(np.array(order, np.int64))
 
 
-def _likeness(one: Ids, other: Ids) -> float:
+def _likeness(first: Ids, second: Ids) -> float:
     """Returns F1 of the tokens that two texts share."""
-    return 2 * _shared(one, other) / max(1, len(one) + len(other))
+    return 2 * _shared(first, second) / max(1, len(first) + len(second))
 
 
-def _shared(one: Ids, other: Ids) -> int:
+def _shared(first: Ids, second: Ids) -> int:
     """Returns how many tokens two texts share, each as often as both have it."""
-    both = Counter(one.tolist()) & Counter(other.tolist())
-    return sum(both.values())
+    shared = Counter(first.tolist()) & Counter(second.tolist())
+    return sum(shared.values())
 
 
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
@@ -172,6 +172,6 @@ def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, siz
     ids = truth.ids[counted]
     if not len(ids):
         return {"random guess": float("nan"), "commonest token": float("nan")}
-    own = np.bincount(ids)
-    commonest = int(np.argmax(own if public is None else public))
+    token_counts = np.bincount(ids)
+    commonest = int(np.argmax(token_counts if public is None else public))
     return {"random guess": 1 / size, "commonest token": float((ids == commonest).mean())}

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, ratio, resampled
+from milkglass.metrics.interval import Interval, quotients, ratio, resampled
 
 MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
 # A word of any script; of scripts that put no blanks between words, a character.
@@ -56,8 +56,8 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
 
     original_words, guess_words = wordpunct_tokenize(original), wordpunct_tokenize(guess)
     if not original_words or not guess_words:
-        same = float(original_words == guess_words)
-        return same, same, same, same
+        equality = float(original_words == guess_words)
+        return equality, equality, equality, equality
     scores = _scorer().score(original, guess)
     meteor = single_meteor_score(original_words, guess_words, stemmer=PorterStemmer(), wordnet=_NoSynonyms())
     return scores["rouge1"].fmeasure, scores["rouge2"].fmeasure, scores["rougeL"].fmeasure, float(meteor)
@@ -81,15 +81,14 @@ def _per_token(
     losses: NDArray[np.float64],
     tokens: NDArray[np.float64],
     rng: np.random.Generator,
-    of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval:
-    """Returns a function of the mean loss of a token."""
+    """Returns `function` of the mean loss of a token, with its interval."""
     if losses.shape != tokens.shape or losses.ndim != 1:
         raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        below = counts @ tokens
-        return of(np.divide(counts @ losses, below, out=np.full(len(below), np.nan), where=below > 0))
+        return function(quotients(counts @ losses, counts @ tokens))
 
     return resampled(statistic, len(losses), rng)
 

@@ -27,7 +27,7 @@ DIGEST_NOTE = "sha256"  # the note with the arrays' digest in their file
 
 
 def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
-    """Returns 64 hex digits over JSON values and arrays. `inputs` must include the arrays' types and shapes."""
+    """Returns the SHA-256 of JSON values and arrays in hex. `inputs` must include the arrays' dtypes and shapes."""
     hasher = hashlib.sha256(json.dumps(inputs).encode())
     for array in arrays:
         hasher.update(np.ascontiguousarray(array).tobytes())
@@ -39,57 +39,58 @@ class ArrayCache:
     """A cache of one kind of arrays.
 
     Attributes:
-        kind: the name of its folder.
-        types: the type of each array, by name.
-        folder: another place, for tests. None: Milkglass's cache.
+        name: of its folder in Milkglass's cache.
+        dtypes: the NumPy dtype of each array, by name.
+        folder: another folder. None: that in the cache.
         reused: whether the last call found its arrays in the cache.
     """
 
-    kind: str
-    types: Mapping[str, Any]
+    name: str
+    dtypes: Mapping[str, Any]
     folder: Path | None = None
     reused: bool = field(default=False, init=False)
 
     def __call__(
         self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], is_valid: Callable[[Arrays], bool]
     ) -> Arrays:
-        """Returns the arrays of this digest, or makes them if the cache has none that are `is_valid`.
+        """Returns the arrays of this digest from the cache, or else makes and stores them.
 
-        Raises CorruptCheckpoint for a damaged file.
+        Raises CorruptCheckpoint for a damaged file, or one whose arrays are not `is_valid`.
         """
-        folder = cache_folder() / self.kind if self.folder is None else self.folder
+        folder = cache_folder() / self.name if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
         stated = _stated_digest(path) if path.is_file() else ""
         self.reused = stated != ""
         if self.reused:
             return self._read(path, is_valid, stated)
         computed = make()
-        arrays = {name: np.ascontiguousarray(computed[name], kind) for name, kind in self.types.items()}
+        arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.dtypes.items()}
         files.private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
             save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
         return arrays
 
     def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stated: str | None) -> Arrays:
+        """Returns the arrays of a file. Raises CorruptCheckpoint if they do not have the stated digest."""
         try:
             arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
             arrays = {}
-        has_types = {name: array.dtype for name, array in arrays.items()} == {
-            name: np.dtype(array) for name, array in self.types.items()
-        }
-        if not (has_types and stated == content_digest(arrays) and is_valid(arrays)):
+        expected = {name: np.dtype(dtype) for name, dtype in self.dtypes.items()}
+        has_dtypes = expected == {name: array.dtype for name, array in arrays.items()}
+        if not (has_dtypes and stated == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(
-                f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
+                f"what {self.name}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
         return arrays
 
 
 def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Returns the digest of the arrays' names, dtypes, shapes and numbers."""
     names = sorted(arrays)
-    return digest_of(
-        [[name, str(arrays[name].dtype), arrays[name].shape] for name in names], *(arrays[name] for name in names)
-    )
+    sorted_arrays = [arrays[name] for name in names]
+    inputs = [[name, str(array.dtype), array.shape] for name, array in zip(names, sorted_arrays, strict=True)]
+    return digest_of(inputs, *sorted_arrays)
 
 
 def _stated_digest(path: Path) -> str | None:

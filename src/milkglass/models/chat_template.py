@@ -54,8 +54,8 @@ def render(
 
 def variables(tokenizer: Any) -> frozenset[str]:
     """Returns what the chat templates read besides messages and tools, special tokens included."""
-    raw = tokenizer.chat_template or ""
-    templates = list(raw.values()) if isinstance(raw, Mapping) else [str(raw)]
+    stated = tokenizer.chat_template or ""
+    templates = list(stated.values()) if isinstance(stated, Mapping) else [str(stated)]
     return frozenset(name for template in templates for name in _variables(template))
 
 
@@ -76,6 +76,7 @@ class _Worker:
         self._ready = False  # whether it said that its modules are loaded
 
     def ask(self, request: Mapping[str, Any], noun: str) -> dict[str, Any]:
+        """Returns the process's answer. Raises CodecError, which calls the conversation by `noun`."""
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
             process = self._start()
@@ -122,14 +123,14 @@ class _Worker:
         """Sends `line` and returns the next line of the process. None: the process ended or had to be ended."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + seconds
-        parts, size, unsent = list[bytes](), 0, memoryview(line)
+        chunks, size, unsent = list[bytes](), 0, memoryview(line)
         os.set_blocking(process.stdin.fileno(), False)
         try:
             with selectors.DefaultSelector() as selector:
                 if unsent:
                     selector.register(process.stdin, selectors.EVENT_WRITE)
                 selector.register(process.stdout, selectors.EVENT_READ)
-                while not (parts and parts[-1].endswith(b"\n")):
+                while not (chunks and chunks[-1].endswith(b"\n")):
                     events = selector.select(max(0.0, deadline - time.monotonic()))
                     if not events:
                         raise TimeoutError
@@ -139,11 +140,11 @@ class _Worker:
                             if not unsent:
                                 selector.unregister(process.stdin)
                         else:
-                            parts.append(os.read(process.stdout.fileno(), 1 << 20))
-                            size += len(parts[-1])
-                            if not parts[-1] or size > MAX_ANSWER:
+                            chunks.append(os.read(process.stdout.fileno(), 1 << 20))
+                            size += len(chunks[-1])
+                            if not chunks[-1] or size > MAX_ANSWER:
                                 raise TimeoutError
-            return dict(json.loads(b"".join(parts)))
+            return dict(json.loads(b"".join(chunks)))
         except (OSError, ValueError):
             self.close()
             return None

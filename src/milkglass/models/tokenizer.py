@@ -135,14 +135,14 @@ class Tokenizer:
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             inputs = firsts if second is None else list(zip(firsts, second, strict=True))
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
-        result: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
+        columns: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
         if self.token_types:
-            result["token_type_ids"] = [encoding.type_ids for encoding in encodings]
+            columns["token_type_ids"] = [encoding.type_ids for encoding in encodings]
         if return_offsets_mapping:
-            result["offset_mapping"] = [encoding.offsets for encoding in encodings]
+            columns["offset_mapping"] = [encoding.offsets for encoding in encodings]
         if return_special_tokens_mask:
-            result["special_tokens_mask"] = [encoding.special_tokens_mask for encoding in encodings]
-        return {name: lists[0] for name, lists in result.items()} if is_single else result
+            columns["special_tokens_mask"] = [encoding.special_tokens_mask for encoding in encodings]
+        return {name: lists[0] for name, lists in columns.items()} if is_single else columns
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Returns how many special tokens are added to a text, or to a pair of texts."""
@@ -158,9 +158,10 @@ class Tokenizer:
             clean_up_tokenization_spaces: whether WordPiece's spaces before marks are removed. None: the folder's
                 setting.
         """
-        numbers = ids.tolist() if hasattr(ids, "tolist") else ids
+        plain_ids = ids.tolist() if hasattr(ids, "tolist") else ids
+        plain_ids = [plain_ids] if isinstance(plain_ids, int) else list(plain_ids)
         with self._turn() as backend:
-            text = str(backend.decode([numbers] if isinstance(numbers, int) else list(numbers), skip_special_tokens))
+            text = str(backend.decode(plain_ids, skip_special_tokens))
         cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
             for spaced, joined_text in CLEAN_UP:
@@ -210,11 +211,11 @@ class Tokenizer:
 
     def __getattr__(self, name: str) -> Any:
         """Returns a special token by its name (`eos_token`), or its id (`eos_token_id`), or None."""
-        token, _, end = name.partition("_token")
-        if name.startswith("_") or end not in ("", "_id") or f"{token}_token" not in NAMED_TOKENS:
+        token, _, suffix = name.partition("_token")
+        if name.startswith("_") or suffix not in ("", "_id") or f"{token}_token" not in NAMED_TOKENS:
             raise AttributeError(f"a tokenizer has no attribute {name!r}")
-        value = self.special_tokens_map.get(f"{token}_token")
-        return value if value is None or not end else self.convert_tokens_to_ids(value)
+        special_token = self.special_tokens_map.get(f"{token}_token")
+        return special_token if special_token is None or not suffix else self.convert_tokens_to_ids(special_token)
 
     # --- conversations ------------------------------------------------------------------------------------------------
     def template(self, with_tools: bool = False) -> str:
@@ -230,6 +231,7 @@ class Tokenizer:
 
     @contextmanager
     def _turn(self) -> Iterator[tokenizers.Tokenizer]:
+        """Yields the library's tokenizer to one thread at a time. Raises CodecError where the library panics."""
         with self._lock:
             try:
                 yield self.backend_tokenizer
@@ -243,6 +245,7 @@ class Tokenizer:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 def _read(folder: Path) -> Tokenizer:
+    """Builds a folder's tokenizer as transformers would, or lets transformers build it. Raises what either raises."""
     settings = _optional(folder / "tokenizer_config.json")
     path = folder / "tokenizer.json"
     if not path.is_file() or "auto_map" in settings or "fast_tokenizer_files" in settings:
@@ -252,7 +255,7 @@ def _read(folder: Path) -> Tokenizer:
     if kind is None:
         return _by_transformers(folder)
     tokens, more_named, added = _special_tokens(folder, settings)
-    plain_settings = {name: value for name, value in settings.items() if not name.endswith(("_token", "_tokens"))}
+    plain_settings = {name: entry for name, entry in settings.items() if not name.endswith(("_token", "_tokens"))}
     all_settings = {**kind.tokens, **plain_settings, **tokens}
     file = tokenizers.Tokenizer.from_str(text)
     backend = file if kind.build is None else kind.build(file, all_settings, text)
@@ -268,17 +271,17 @@ def _read(folder: Path) -> Tokenizer:
     special_names = {
         name: kind.special(name, all_settings[name]) for name in NAMED_TOKENS if all_settings.get(name) is not None
     } | more_named
-    for value in special_names.values():
-        if not isinstance(value, str | AddedToken):
+    for special_token in special_names.values():
+        if not isinstance(special_token, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
     extra = list(all_settings.get("extra_special_tokens") or [])
     _add(backend, added, special_names, extra)
     if file.post_processor is None:
         backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
-    special = {name: str(value) for name, value in special_names.items()}
+    special = {name: str(special_token) for name, special_token in special_names.items()}
     names = settings.get("model_input_names")
     limit = settings.get("model_max_length", settings.get("max_len"))
-    result = Tokenizer(
+    tokenizer = Tokenizer(
         backend,
         special,
         [str(token) for token in extra],
@@ -290,8 +293,8 @@ def _read(folder: Path) -> Tokenizer:
         splits_special=bool(settings.get("split_special_tokens")),
     )
     if kind.finish is not None:
-        kind.finish(backend, all_settings, result.convert_tokens_to_ids)
-    return result
+        kind.finish(backend, all_settings, tokenizer.convert_tokens_to_ids)
+    return tokenizer
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -302,7 +305,7 @@ def _special_tokens(
     folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[int, AddedToken]]:
     """Returns the special tokens of a folder's files, those with names of the model's own, and the added tokens."""
-    tokens = {name: _token(value) for name, value in settings.items() if name.endswith(("_token", "_tokens"))}
+    tokens = {name: _token(entry) for name, entry in settings.items() if name.endswith(("_token", "_tokens"))}
     if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
         tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
     special_names = {
@@ -315,8 +318,8 @@ def _special_tokens(
     if "added_tokens_decoder" in settings:
         added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
     else:
-        for name, value in _optional(folder / "special_tokens_map.json").items():
-            tokens[name] = _special_entry(name, value, tokens)
+        for name, entry in _optional(folder / "special_tokens_map.json").items():
+            tokens[name] = _special_entry(name, entry, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
             special_names |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
@@ -337,25 +340,25 @@ def _special_tokens(
     return tokens, special_names, added
 
 
-def _token(value: Any) -> Any:
+def _token(entry: Any) -> Any:
     """Returns an entry in which each added token that JSON marks is an AddedToken."""
-    if isinstance(value, dict):
-        if value.get("__type") == "AddedToken":
-            return AddedToken(**{name: item for name, item in value.items() if name != "__type"})
-        return {name: _token(item) for name, item in value.items()}
-    return [_token(item) for item in value] if isinstance(value, list) else value
+    if isinstance(entry, dict):
+        if entry.get("__type") == "AddedToken":
+            return AddedToken(**{name: item for name, item in entry.items() if name != "__type"})
+        return {name: _token(item) for name, item in entry.items()}
+    return [_token(item) for item in entry] if isinstance(entry, list) else entry
 
 
-def _special_entry(name: str, value: Any, tokens: Mapping[str, Any]) -> Any:
+def _special_entry(name: str, entry: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
-    if name == "extra_special_tokens" and isinstance(value, list):
+    if name == "extra_special_tokens" and isinstance(entry, list):
         extra = list(tokens.get(name) or [])
-        return extra + [token for token in map(_with_flags, value) if token not in extra]
-    return value if name == "extra_special_tokens" else _with_flags(value)
+        return extra + [token for token in map(_with_flags, entry) if token not in extra]
+    return entry if name == "extra_special_tokens" else _with_flags(entry)
 
 
-def _with_flags(value: Any) -> Any:
-    return AddedToken(**{**value, "special": True}) if isinstance(value, dict) else value
+def _with_flags(entry: Any) -> Any:
+    return AddedToken(**{**entry, "special": True}) if isinstance(entry, dict) else entry
 
 
 def _add(
@@ -370,14 +373,13 @@ def _add(
         str(token) for token in tokens
     }
     for special_name in (*special_names.values(), *extra):
-        if (
-            str(special_name) not in present and special_name not in tokens
-        ):  # by text and flags, as transformers compares them
+        # by text and flags, as transformers compares them
+        if str(special_name) not in present and special_name not in tokens:
             tokens.append(special_name)
     special = {str(token) for token in special_names.values()}
     additional = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
-    for one in additional:
-        one.special = one.special or str(one) in special
+    for token in additional:
+        token.special = token.special or str(token) in special
     if additional:
         backend.add_tokens(additional)
 
@@ -402,13 +404,13 @@ def _by_transformers(folder: Path) -> Tokenizer:
             f"the tokenizer in {folder.name} has no tokenizer.json of a kind that is read without transformers",
             "pip install 'milkglass[train]', or save a tokenizer.json beside the model",
         ) from None
-    theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    if not theirs.is_fast:
+    loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not loaded.is_fast:
         raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
     return Tokenizer(
-        theirs.backend_tokenizer, theirs.special_tokens_map, theirs.all_special_tokens, theirs.chat_template,
-        theirs.model_max_length, "token_type_ids" in theirs.model_input_names, theirs.truncation_side,
-        bool(theirs.clean_up_tokenization_spaces), bool(theirs.split_special_tokens),
+        loaded.backend_tokenizer, loaded.special_tokens_map, loaded.all_special_tokens, loaded.chat_template,
+        loaded.model_max_length, "token_type_ids" in loaded.model_input_names, loaded.truncation_side,
+        bool(loaded.clean_up_tokenization_spaces), bool(loaded.split_special_tokens),
     )  # fmt: skip
 
 
@@ -438,12 +440,15 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
     return min(int(positions) - unused, int(limit))
 
 
-def added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
-    """Returns what a token adds to the text after another one (below 0: none), and whether it continues its word."""
-    token_text = read(np.array([one])).strip()
+def added(read: Callable[[Ids], str], previous: int, token: int) -> tuple[str, bool]:
+    """Returns what a token adds to the text after the previous one, and whether it continues that one's word.
+
+    `previous` is below 0 if there is none. `read` returns the text of ids (t,).
+    """
+    token_text = read(np.array([token])).strip()
     token_text = token_text.removeprefix("##") or token_text  # a WordPiece that goes on with no word
-    if before < 0:
+    if previous < 0:
         return token_text, False
-    head, both_text = read(np.array([before])), read(np.array([before, one]))
+    head, both_text = read(np.array([previous])), read(np.array([previous, token]))
     remainder = both_text[len(head) :] if both_text.startswith(head) else f" {token_text}"
     return (remainder.strip() or token_text, not remainder[:1].isspace()) if remainder else (token_text, False)

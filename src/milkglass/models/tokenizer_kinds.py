@@ -100,18 +100,18 @@ def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
 
 def _finish_bert(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
     cls, sep = str(settings["cls_token"]), str(settings["sep_token"])
-    numbers = [2 if number(cls) is None else number(cls), 3 if number(sep) is None else number(sep)]
+    ids = [2 if number(cls) is None else number(cls), 3 if number(sep) is None else number(sep)]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=list(zip([cls, sep], numbers, strict=True)),
+        special_tokens=list(zip([cls, sep], ids, strict=True)),
     )
 
 
 def _finish_mpnet(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
     last, first = str(settings["sep_token"]), str(settings["cls_token"])
-    numbers = [2 if number(last) is None else number(last), 0 if number(first) is None else number(first)]
-    backend.post_processor = processors.RobertaProcessing((last, numbers[0]), (first, numbers[1]), True, False)
+    ids = [2 if number(last) is None else number(last), 0 if number(first) is None else number(first)]
+    backend.post_processor = processors.RobertaProcessing((last, ids[0]), (first, ids[1]), True, False)
 
 
 def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
@@ -120,8 +120,8 @@ def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
     settings = {"dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
-    for name, value in {**settings, **flags}.items():
-        setattr(model, name, value)
+    for name, setting in {**settings, **flags}.items():
+        setattr(model, name, setting)
     return Tokenizer(model)
 
 
@@ -162,9 +162,9 @@ def _precompiled_map(file: Tokenizer) -> bytes | None:
     if file.normalizer is None:
         return None
     state = json.loads(file.normalizer.__getstate__())
-    for part in state["normalizers"] if state["type"] == "Sequence" else [state]:
-        if part["type"] == "Precompiled" and "precompiled_charsmap" in part:
-            return base64.b64decode(part["precompiled_charsmap"])
+    for normalizer in state["normalizers"] if state["type"] == "Sequence" else [state]:
+        if normalizer["type"] == "Precompiled" and "precompiled_charsmap" in normalizer:
+            return base64.b64decode(normalizer["precompiled_charsmap"])
     return None
 
 
@@ -185,8 +185,8 @@ def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     spaced = True if stated is None else stated
     scheme = ("always" if settings.get("legacy", False) else "first") if spaced else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(content=" ", left=1)] if spaced else parts)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if spaced else steps)
     return backend
 
 
@@ -250,8 +250,6 @@ KINDS = {
         {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END), "pad_token": None}, False, _gpt2
     ),
     "LlamaTokenizer": TokenizerKind({"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}, False, _llama),
-    "Qwen2Tokenizer": TokenizerKind(
-        dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END), False, _qwen2, _finish_qwen2
-    ),
+    "Qwen2Tokenizer": TokenizerKind(_QWEN2_TOKENS, False, _qwen2, _finish_qwen2),
     "GemmaTokenizer": TokenizerKind(_GEMMA_TOKENS, False, _gemma),
 }

@@ -51,9 +51,7 @@ PLAIN_CUTS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
 READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
-REPEATED = frozenset(
-    {"Replace", "Split", "Punctuation", "Digits", "Strip"}
-)  # other kinds stand once: each may lengthen
+REPEATED = frozenset({"Replace", "Split", "Punctuation", "Digits", "Strip"})  # others stand once: each may lengthen
 MOST_PARTS = 16
 MOST_ADDED = 16  # tokens that a post-processor puts around a text
 PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
@@ -90,6 +88,7 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
 
 
 def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
+    """Yields the kind of each part that is not accepted, the part, and why. A fault is "" where there is none."""
     for part in _parts(backend.normalizer, "normalizers"):
         if fault := _normalizer_fault(part, provider):
             yield "normalizer", part, fault
@@ -107,11 +106,8 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
         kinds = Counter(part["type"] for part in parts)
         for part in parts:
             if len(parts) > MOST_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATED):
-                yield (
-                    "part",
-                    part,
-                    f"it stands {kinds[part['type']]} times among {len(parts)} parts, and may stand once",
-                )
+                fault = f"it stands {kinds[part['type']]} times among {len(parts)} parts, and may stand once"
+                yield "part", part, fault
 
 
 def _decoder_fault(part: Part) -> str:
@@ -127,8 +123,8 @@ def _decoder_fault(part: Part) -> str:
 
 
 def _fixed_fault(part: Part) -> str:
-    name, value = FIXED_SETTINGS.get(part["type"], ("", ""))
-    return "" if part.get(name, value) == value else f"its {name} is another than {value}"
+    name, expected = FIXED_SETTINGS.get(part["type"], ("", ""))
+    return "" if part.get(name, expected) == expected else f"its {name} is another than {expected}"
 
 
 def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
@@ -244,15 +240,13 @@ def _end_fault(part: Part) -> str:
     if part["type"] in END_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
-        orders = [
-            [step["Sequence"]["id"] for step in part[form] if "Sequence" in step] for form in ("single", "pair")
-        ]  # fmt: skip
+        forms = (part["single"], part["pair"])
+        orders = [[step["Sequence"]["id"] for step in form if "Sequence" in step] for form in forms]
         if orders != [["A"], ["A", "B"]]:
             return "it repeats a text or leaves one out"
         ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
         added = max(
-            sum(ids.get(step["SpecialToken"]["id"], 0) for step in part[form] if "SpecialToken" in step)
-            for form in ("single", "pair")
+            sum(ids.get(step["SpecialToken"]["id"], 0) for step in form if "SpecialToken" in step) for form in forms
         )
         return f"it puts {added} tokens around a text" if added > MOST_ADDED else ""
     return "it is not on the list of those whose effect on a text is known"

@@ -51,8 +51,8 @@ def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> 
     """
     from transformers import AutoModelForSequenceClassification
 
-    raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
-    return _build(AutoModelForSequenceClassification, base, raw | {"num_labels": classes}, attention)
+    config = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
+    return _build(AutoModelForSequenceClassification, base, config | {"num_labels": classes}, attention)
 
 
 def language_model(base: Checkpoint, attention: str | None = None) -> Any:
@@ -66,29 +66,27 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
     """Returns the model without a head, or only its first `layers`. Raises CorruptCheckpoint."""
     from transformers import AutoModel
 
-    raw = dict(base.config)
+    config = dict(base.config)
     if layers is not None:
-        raw |= {name: min(layers, int(raw[name])) for name in DEPTH_NAMES if name in raw}
-        if isinstance(raw.get("layer_types"), list):
-            raw["layer_types"] = raw["layer_types"][:layers]
-    return _build(AutoModel, base, raw, attention)
+        config |= {name: min(layers, int(config[name])) for name in DEPTH_NAMES if name in config}
+        if isinstance(config.get("layer_types"), list):
+            config["layer_types"] = config["layer_types"][:layers]
+    return _build(AutoModel, base, config, attention)
 
 
-def _build(kind: Any, base: Checkpoint | Model, raw: dict[str, Any], attention: str | None) -> Any:
+def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], attention: str | None) -> Any:
+    """Returns a model of one of transformers' auto classes for these config entries, with the base's weights."""
     from transformers import AutoConfig
 
-    raw = {name: value for name, value in raw.items() if name != "architectures"}
-    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    entries = {name: value for name, value in entries.items() if name != "architectures"}
+    config = AutoConfig.for_model(entries.pop("model_type"), **entries)
     options = {} if attention is None else {"attn_implementation": attention}
     headers = base.headers if isinstance(base, Model) else base.tensors
-    draws_head = kind.__name__.endswith("SequenceClassification")
+    draws_head = model_class.__name__.endswith("SequenceClassification")
     with ONE_LOAD:  # another load would take the tying of heads away meanwhile
         with nullcontext() if draws_head else SkipInitialisation():
-            model = kind.from_config(config, dtype=torch.float32, **options)
-        parameters, prefix = (
-            model.state_dict(),
-            model.base_model_prefix,
-        )  # the model's own memory: nothing is held twice
+            model = model_class.from_config(config, dtype=torch.float32, **options)
+        parameters, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory, not a copy
         filled = set()
         for name, header in headers.items():
             for target in {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}:
@@ -119,10 +117,11 @@ def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> 
 
     calls: list[tuple[nn.Module, Tensor]] = []
 
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note_call(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls.append((module, args[0]))
 
-    handles = [one.register_forward_pre_hook(note) for one in layer.modules() if isinstance(one, nn.Linear | Conv1D)]
+    matrices = [one for one in layer.modules() if isinstance(one, nn.Linear | Conv1D)]
+    handles = [one.register_forward_pre_hook(note_call) for one in matrices]
     try:
         run()
     finally:

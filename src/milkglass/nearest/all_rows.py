@@ -34,9 +34,7 @@ HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where th
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
-SEEDS_AT_A_TIME = (
-    64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
-)
+SEEDS_AT_A_TIME = 64  # seeds compared at a time, few of which an earlier one takes, so that little is done in vain
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
@@ -90,12 +88,12 @@ def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], lefts: range
+    pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], first_columns: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
     """Yields the results in order, whichever is done first. Only a few wait to be taken."""
     max_waiting, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
-    for left in lefts:
-        waiting.append(pool.submit(work, left))
+    for first_column in first_columns:
+        waiting.append(pool.submit(work, first_column))
         if len(waiting) > max_waiting:
             yield waiting.popleft().result()
     while waiting:
@@ -111,15 +109,15 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     n, size = len(unit), min(SAMPLE_COLUMNS, len(unit))
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
-    place = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
-    heaps = min(size, max(HEAP_COLUMNS * place, size // HEAP_COLUMNS))
-    deep = size // heaps
+    rank = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
+    heaps = min(size, max(HEAP_COLUMNS * rank, size // HEAP_COLUMNS))
+    heap_depth = size // heaps
 
     def guess_bounds(top: int) -> NDArray[np.float32]:
         """Returns the guessed bounds of a strip of rows."""
         block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
-        maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
-        return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
+        maxima = block[:, : heap_depth * heaps].reshape(len(block), heap_depth, heaps).max(1)
+        return np.partition(maxima, heaps - rank, axis=1)[:, heaps - rank]
 
     return np.concatenate([*pool.map(guess_bounds, range(0, n, TILE_ROWS))])
 
@@ -147,9 +145,9 @@ def _reached_pairs(
     block: NDArray[np.float32], reached: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
     """Returns the rows, the columns and the values of a block where they reached their bounds."""
-    at = np.flatnonzero(reached)
-    row, column = np.divmod(at.astype(np.int32), np.int32(block.shape[1]))
-    return row, column, block.ravel()[at]
+    flat_index = np.flatnonzero(reached)
+    row, column = np.divmod(flat_index.astype(np.int32), np.int32(block.shape[1]))
+    return row, column, block.ravel()[flat_index]
 
 
 @dataclass
@@ -189,8 +187,8 @@ class _Strip:
         columns, values, counts = self._ranked()
         full = counts >= self.k
         self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
-        row, place = np.nonzero(np.arange(self.k) < counts[:, None])
-        self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
+        row, rank = np.nonzero(np.arange(self.k) < counts[:, None])
+        self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, rank], values[row, rank])], len(row)
 
     def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
         """Returns (b, k) the best columns and their cosines, ties by column, and (b,) how many pairs each row has."""
@@ -221,10 +219,10 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
-        numbers = rows[start : start + ROWS_COMPARED_AGAIN]
-        block = unit[numbers] @ unit.T
-        block[np.arange(len(numbers)), numbers] = -np.inf
-        ids[numbers], cosines[numbers] = best(block, ids.shape[1])
+        some_rows = rows[start : start + ROWS_COMPARED_AGAIN]
+        block = unit[some_rows] @ unit.T
+        block[np.arange(len(some_rows)), some_rows] = -np.inf
+        ids[some_rows], cosines[some_rows] = best(block, ids.shape[1])
 
 
 def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
@@ -239,7 +237,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
     require_k(k, n)
     rows = directions(vectors) if metric == "cosine" else vectors
     pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
-    is_free, free_count, result = np.ones(n, np.bool_), n, list[Ids]()
+    is_free, free_count, groups_made = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
         waiting = waiting[is_free[waiting]]
         if free_count < MIN_FREE_SHARE * len(pool):
@@ -255,7 +253,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
             group = best(similarity[None], k)[0][0]
             is_taken[group], is_free[pool[group]] = True, False
             free_count -= k
-            result.append(pool[group])
+            groups_made.append(pool[group])
             progress(k)
-    result[-1] = np.concatenate([result[-1], np.flatnonzero(is_free)])
-    return result
+    groups_made[-1] = np.concatenate([groups_made[-1], np.flatnonzero(is_free)])
+    return groups_made

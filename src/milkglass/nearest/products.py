@@ -71,9 +71,10 @@ def quick_in_bf16() -> bool:
     DNNL_MAX_CPU_ISA can forbid it. Older releases of torch cannot tell; then the result is false.
     """
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
-    info = capabilities()
+    known = capabilities()
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(info.get("amx_bf16") or info.get("avx512_bf16")) and supported is not None and bool(supported())
+    has_instructions = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    return has_instructions and supported is not None and bool(supported())
 
 
 def onednn_linear() -> Linear | None:
@@ -112,9 +113,9 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
             and module.weight.dtype == torch.float32
         ):
             weight, bias = module.weight.detach(), module.bias
-            whole = (packed(weight), bias)
+            exact = (packed(weight), bias)
             rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
-            module.forward = partial(_linear, linear, whole, rough)  # type: ignore[method-assign]
+            module.forward = partial(_linear, linear, exact, rough)  # type: ignore[method-assign]
 
 
 def _linear(linear: Linear, exact: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
@@ -197,12 +198,12 @@ class Cosines:
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
         """Prepares a table. `look`: how many nearest rows matter, for a faster first look in bf16; 0: none."""
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
-        for part in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
-            scale[part] = lengths(table[part] if shift is None else table[part].float() - shift)
+        for block in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
+            scale[block] = lengths(table[block] if shift is None else table[block].float() - shift)
         scale.reciprocal_()
-        here = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
-        unit = table.float() * scale[:, None] if here and 4 * table.numel() <= SMALL_BYTES else None
-        if here and look and quick_in_bf16():
+        by_onednn = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
+        unit = table.float() * scale[:, None] if by_onednn and 4 * table.numel() <= SMALL_BYTES else None
+        if by_onednn and look and quick_in_bf16():
             coarse = cls._in_bf16(table, scale, unit)
             if coarse is not None and coarse._undecided(look) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
@@ -218,8 +219,8 @@ class Cosines:
 
     def _undecided(self, k: int) -> float:
         """Returns how many rows may be among the k nearest by this look, as the mean over some rows of the table."""
-        some = self.table[torch.linspace(0, len(self.table) - 1, PROBED_ROWS).long()]
-        values, slack = self(some)
+        probed_rows = self.table[torch.linspace(0, len(self.table) - 1, PROBED_ROWS).long()]
+        values, slack = self(probed_rows)
         values.nan_to_num_(-torch.inf)
         least = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
         return float((values >= slack.below(slack.below(least))).sum(1).float().mean())
@@ -244,8 +245,8 @@ class Cosines:
             return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
         scale = self._scales
         unit = take_rows(self.source, np.array([row]), np.float32)[0] * scale[row]
-        result: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
-        return result
+        cosines: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
+        return cosines
 
     @property
     def source(self) -> torch.Tensor:
@@ -261,15 +262,15 @@ class Cosines:
         if direct and len(all_blocks) == 1:
             return product(rows, self.table).float()
         n, d = self.table.shape
-        result = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
+        row_products = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
         # Memory that is taken anew for each part would cost more than the conversion
         buffer = torch.empty(0 if direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
         for block in all_blocks:
-            some = self.table[block]
+            others = self.table[block]
             if not direct:
-                some = buffer[: len(some)].copy_(some)
-            result[:, block] = product(rows, some if self.shift is None else some.sub_(self.shift))
-        return result
+                others = buffer[: len(others)].copy_(others)
+            row_products[:, block] = product(rows, others if self.shift is None else others.sub_(self.shift))
+        return row_products
 
     @property
     def slack(self) -> Slack:
@@ -289,20 +290,20 @@ def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 def lengths(rows: torch.Tensor) -> torch.Tensor:
     """Returns (b,) the lengths in fp32, at least `MIN_LENGTH`."""
     rows = rows.float()
-    result = torch.linalg.vector_norm(rows, dim=1)
-    odd = (result < 1e-15) | (result > 1e15)  # squares leave fp32
-    if odd.any():
-        result[odd] = torch.linalg.vector_norm(rows[odd].double(), dim=1).float()
-    return result.clamp_min_(MIN_LENGTH)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    needs_fp64 = (norms < 1e-15) | (norms > 1e15)  # squares leave fp32
+    if needs_fp64.any():
+        norms[needs_fp64] = torch.linalg.vector_norm(rows[needs_fp64].double(), dim=1).float()
+    return norms.clamp_min_(MIN_LENGTH)
 
 
 def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
     """Returns the greatest length that rows scaled to 1 lose in bf16. Rows that are not finite do not count."""
     lost = 0.0
-    for part in blocks(table) if table.dtype != torch.bfloat16 else []:
-        rows = table[part].float()
-        away = torch.linalg.vector_norm(rows - rows.bfloat16().float(), dim=1) * scale[part]
-        lost = max(lost, float(away.nan_to_num(0, 0, 0).max()))
+    for block in blocks(table) if table.dtype != torch.bfloat16 else []:
+        rows = table[block].float()
+        distances = torch.linalg.vector_norm(rows - rows.bfloat16().float(), dim=1) * scale[block]
+        lost = max(lost, float(distances.nan_to_num(0, 0, 0).max()))
     return lost
 
 
@@ -319,13 +320,13 @@ def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
     rows = take_rows(table, np.append(others, row), np.float64)
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
-    result: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
-    return result
+    cosines: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]
+    return cosines
 
 
 def take_rows(table: torch.Tensor, rows: Ids, dtype: type[Number]) -> NDArray[Number]:
     """Returns (m, d) some rows of a table. NumPy takes them far faster than torch."""
     if table.device.type == "cpu" and table.dtype == torch.float32 and table.is_contiguous():
         return table.numpy().take(rows, axis=0).astype(dtype, copy=False)
-    some = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()
-    return (some.float() if dtype is np.float32 else some.double()).numpy().astype(dtype, copy=False)
+    taken = table.index_select(0, torch.from_numpy(rows).to(table.device)).cpu()
+    return (taken.float() if dtype is np.float32 else taken.double()).numpy().astype(dtype, copy=False)

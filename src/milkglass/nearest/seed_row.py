@@ -25,7 +25,7 @@ class SeedRow:
     Attributes:
         rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
-        place: (n,) the order of equal cosines.
+        rank: (n,) by which equal cosines are ordered.
         likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
             reach as the quantile leaves. A bound that is too high only costs time.
     """
@@ -34,7 +34,7 @@ class SeedRow:
     row: int
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
-    place: Ids = field(repr=False)
+    rank: Ids = field(repr=False)
     likely: LikelyRow = field(repr=False)
 
     def nearest(self, is_free: NDArray[np.bool_], count: int, at: float) -> Ids:
@@ -46,16 +46,11 @@ class SeedRow:
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
         # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
-        if (
-            len(rows) == count
-            and self._apart(values)
-            and self._at_most_nearer(self.cosines.slack.below(values[-1])) <= int(at)
-        ):
+        is_ordered = len(rows) == count and self._apart(values)
+        if is_ordered and self._at_most_nearer(self.cosines.slack.below(values[-1])) <= int(at):
             return rows
         rows, cosines = self._measured(rows)
-        rows, cosines = rows[:count], cosines[:count]
-        reach = self._reaching_quantile(cosines, at)
-        return rows[:reach]
+        return rows[: self._reaching_quantile(cosines[:count], at)]
 
     def _reaching_quantile(self, cosines: NDArray[np.float64], at: float) -> int:
         """Returns how many of these exact cosines, largest first, reach the quantile.
@@ -124,10 +119,10 @@ class SeedRow:
         return _pair(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns rows and exact cosines, nearest first, ties by place."""
+        """Returns rows and exact cosines, nearest first, ties by rank."""
         cosines = np.round(exact(self.cosines.source, self.row, rows), COSINE_DECIMALS)
-        by = np.lexsort((self.place[rows], -cosines))
-        return rows[by], cosines[by]
+        order = np.lexsort((self.rank[rows], -cosines))
+        return rows[order], cosines[order]
 
 
 def _pair(values: NDArray[np.float32], index: int) -> tuple[float, float]:
@@ -151,9 +146,9 @@ def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack
     return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))
 
 
-def _twice_below(found: float, slack: Slack) -> float:
-    """Returns a bound, two slacks lower, that a row's rough cosine reaches if its true one is that of `found`."""
-    return float(slack.below(slack.below(found)))
+def _twice_below(value: float, slack: Slack) -> float:
+    """Returns a bound two slacks lower: a row reaches it roughly if its true cosine is that of the rough `value`."""
+    return float(slack.below(slack.below(value)))
 
 
 def _kth(values: NDArray[np.float32], count: int) -> float:

@@ -80,11 +80,11 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
     maxima = _maxima(similarity, heaps)
     within = [heaps - count for count in counts if count <= heaps // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
-    result = np.full((rows, len(counts)), -np.inf, np.float32)
-    for place, count in enumerate(counts):
+    bounds = np.full((rows, len(counts)), -np.inf, np.float32)
+    for column, count in enumerate(counts):
         if count <= heaps // 2:
-            result[:, place] = ranked[:, heaps - count]
-    return result
+            bounds[:, column] = ranked[:, heaps - count]
+    return bounds
 
 
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
@@ -103,9 +103,9 @@ def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float
 def _maxima(similarity: NDArray[np.float32], heaps: int) -> NDArray[np.float32]:
     """Returns (b, heaps) the maxima of as many columns as fill the heaps."""
     count, n = similarity.shape
-    deep = n // heaps
-    result: NDArray[np.float32] = similarity[:, : deep * heaps].reshape(count, deep, heaps).max(1)
-    return result
+    heap_depth = n // heaps
+    maxima: NDArray[np.float32] = similarity[:, : heap_depth * heaps].reshape(count, heap_depth, heaps).max(1)
+    return maxima
 
 
 def directions(vectors: Vectors) -> Vectors:
@@ -120,6 +120,7 @@ def directions(vectors: Vectors) -> Vectors:
 
 
 def require_k(k: int, n: int, lowest: int = 2) -> None:
+    """Raises UsageError if k is not from `lowest` to n."""
     if not lowest <= k <= n:
         if n < lowest:
             raise UsageError(f"k is {k}, and this table has too few words for any value", "give a larger table")

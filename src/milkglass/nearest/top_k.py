@@ -36,8 +36,8 @@ def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "
 
     Computed on the device, and returned on the processor.
     """
-    result = ExactIndex.of(device.moved(table), metric, k).top_k(queries, k)
-    return TopK(result.rows.cpu(), result.values.cpu())
+    device_top = ExactIndex.of(device.moved(table), metric, k).top_k(queries, k)
+    return TopK(device_top.rows.cpu(), device_top.values.cpu())
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,16 @@ class ExactIndex:
 
     Attributes:
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-
-    cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
+        cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
-        half: (n,) |t|^2 / 2 of these rows; zeros for cosines.
+        half_squares: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """
 
     table: torch.Tensor = field(repr=False)
     metric: Metric
     cosines: Cosines = field(repr=False)
     shift: torch.Tensor = field(repr=False)
-    half: torch.Tensor = field(repr=False)
+    half_squares: torch.Tensor = field(repr=False)
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
@@ -72,11 +71,9 @@ class ExactIndex:
         """Returns the k nearest rows for queries (q, d)."""
         k = min(k, len(self.table))
         step = max(16, COSINE_BYTES // (4 * len(self.table)))
-        top_of_blocks = [
-            self._block(part.float(), k) for part in queries.to(self.table.device).split(step) if len(part)
-        ]
+        blocks_of_queries = [block for block in queries.to(self.table.device).split(step) if len(block)]
         empty = TopK(torch.empty(0, k, dtype=torch.long), torch.empty(0, k))
-        top_of_blocks = top_of_blocks or [empty]
+        top_of_blocks = [self._block(block.float(), k) for block in blocks_of_queries] or [empty]
         return TopK(torch.cat([one.rows for one in top_of_blocks]), torch.cat([one.values for one in top_of_blocks]))
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
@@ -91,8 +88,8 @@ class ExactIndex:
         padded = measured.new_full((len(queries), int(counts.max())), -torch.inf)
         within = torch.arange(len(query), device=query.device) - first[query]
         padded[query, within] = measured
-        best, places = padded.sort(dim=1, descending=True, stable=True)
-        return TopK(row[first[:, None] + places[:, :k]], best[:, :k].float())
+        best, columns = padded.sort(dim=1, descending=True, stable=True)
+        return TopK(row[first[:, None] + columns[:, :k]], best[:, :k].float())
 
     def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
         """Returns (b, n) values, and their largest error."""
@@ -101,7 +98,7 @@ class ExactIndex:
         longest = float(self.cosines.scale.nan_to_num(torch.inf).min().reciprocal())
         rows = queries - self.shift
         slack = self.cosines.slack.fixed * longest * (lengths(rows) + longest)
-        return self.cosines.products(rows).sub_(self.half), Slack(slack.nan_to_num(0)[:, None])
+        return self.cosines.products(rows).sub_(self.half_squares), Slack(slack.nan_to_num(0)[:, None])
 
     def _measure(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Returns (p,) the values of pairs, in fp64 for distances."""
@@ -109,25 +106,23 @@ class ExactIndex:
         unit = self.metric == "cosine"
         # products of tiny rows would be zero
         scaled_queries = queries / lengths(queries)[:, None] if unit else queries.double()
-        result = list[torch.Tensor]()
+        values = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
+            queries_of_pairs, rows = scaled_queries[mine], self.table[theirs]
             if unit:
-                value = (
-                    torch.linalg.vecdot(scaled_queries[mine], self.table[theirs].float()) * self.cosines.scale[theirs]
-                )
+                values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[theirs])
             else:
-                value = (scaled_queries[mine] - self.table[theirs]).square().sum(1) / -2
-            result.append(value)
-        return torch.cat(result).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+                values.append((queries_of_pairs - rows).square().sum(1) / -2)
+        return torch.cat(values).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _mean(table: torch.Tensor) -> torch.Tensor:
     """Returns (d,) the fp32 mean of the finite rows."""
     total, count = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device), 0
-    for part in blocks(table):
-        some = table[part].float()
-        some = some[some.isfinite().all(1)]
-        total, count = total + some.double().sum(0), count + len(some)
+    for block in blocks(table):
+        rows = table[block].float()
+        rows = rows[rows.isfinite().all(1)]
+        total, count = total + rows.double().sum(0), count + len(rows)
     return (total / max(count, 1)).float()
 
 
@@ -145,5 +140,5 @@ def _places(reached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if reached.device.type != "cpu":
         query, row = reached.nonzero(as_tuple=True)
         return query, row
-    at = torch.from_numpy(np.flatnonzero(reached.numpy()))
-    return at // reached.shape[1], at % reached.shape[1]
+    flat_index = torch.from_numpy(np.flatnonzero(reached.numpy()))
+    return flat_index // reached.shape[1], flat_index % reached.shape[1]

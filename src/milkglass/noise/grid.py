@@ -83,8 +83,8 @@ class _Substituted(torch.autograd.Function):
 
 def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     """Returns the released numbers in x's dtype, with x's gradient."""
-    result: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
-    return result
+    substituted: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
+    return substituted
 
 
 @dataclass(frozen=True)

@@ -47,31 +47,31 @@ class RandomisedResponse:
     @property
     def noise_bits(self) -> float:
         """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
-        m, same = len(self.values), self.kept
+        m, kept = len(self.values), self.kept
         if m < 2:
             return 0.0
-        another = (1 - same) / (m - 1)
-        return -same * math.log2(same) - (1 - same) * math.log2(another)
+        other = (1 - kept) / (m - 1)
+        return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
         """Returns (t,) what is sent for these values (t,)."""
-        result = np.asarray(ids, np.int64).copy()
-        index = np.searchsorted(self.values, result).clip(max=max(0, len(self.values) - 1))
-        known_values = np.flatnonzero(self.values[index] == result) if len(self.values) else np.empty(0, np.int64)
+        responses = np.asarray(ids, np.int64).copy()
+        index = np.searchsorted(self.values, responses).clip(max=max(0, len(self.values) - 1))
+        known_values = np.flatnonzero(self.values[index] == responses) if len(self.values) else np.empty(0, np.int64)
         draws = stream.integers(self._total, len(known_values))
         is_changed = draws >= OWN_WEIGHT
         step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.weight
         positions = known_values[is_changed]
-        result[positions] = self.values[(index[positions] + step) % len(self.values)]
-        return result
+        responses[positions] = self.values[(index[positions] + step) % len(self.values)]
+        return responses
 
     def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
         """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
-        result = np.asarray(occurrences, np.float64).copy()
-        occurring = result[self.values]
+        sent_counts = np.asarray(occurrences, np.float64).copy()
+        occurring = sent_counts[self.values]
         exchanged = (1 - self.kept) / max(1, len(self.values) - 1)
-        result[self.values] = occurring * self.kept + (occurring.sum() - occurring) * exchanged
-        return result
+        sent_counts[self.values] = occurring * self.kept + (occurring.sum() - occurring) * exchanged
+        return sent_counts
 
     @property
     def _total(self) -> int:

@@ -104,12 +104,12 @@ class MixingMatrix:
             energy: squared length of each shield, relative to the rows' mean squared length.
         """
         size, width = len(rows) + shields, rows.shape[1]
-        left, right = (draws.orthogonal(size) for _ in range(2))
+        p, q = (draws.orthogonal(size) for _ in range(2))
         uniform = torch.from_numpy(draws.stream.uniform(size))
         stretch = (math.log(condition) * (uniform - 0.5)).exp()
         directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
         length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
-        self.matrix, self.inverse = (left * stretch) @ right, (right.T / stretch) @ left.T
+        self.matrix, self.inverse = (p * stretch) @ q, (q.T / stretch) @ p.T
         self.shields = directions * length
 
     def mixed(self, rows: torch.Tensor) -> torch.Tensor:

@@ -46,17 +46,18 @@ def laplace(stream: Stream, count: int, ratio: float) -> Integers:
 def _samples(
     stream: Stream, count: int, ratio: float, inverse: Callable[[Floats], Floats], tail: Callable[[Any], Any]
 ) -> Integers:
+    """Returns (count,) samples of round(ratio Z), by the inverse of Z's tail in fp64 and the tail with 60 digits."""
     if not 0 < ratio < 2.0**56:
         raise ValueError(f"the noise is {ratio} grid steps wide, more than 0 and less than 2^56 is supported")
-    result = np.empty(count, np.int64)
+    samples = np.empty(count, np.int64)
     for start in range(0, count, SAMPLES_AT_A_TIME):
         words = stream.long_words(min(SAMPLES_AT_A_TIME, count - start))
         bits = words >> np.uint64(1)
         magnitude, unsure = _round(bits, ratio, inverse)
-        for at in np.flatnonzero(unsure).tolist():
-            magnitude[at] = _magnitude_by_bits(int(bits[at]), ratio, int(magnitude[at]), tail, stream.further)
-        result[start : start + len(words)] = np.where(words & np.uint64(1), -magnitude, magnitude)
-    return result
+        for index in np.flatnonzero(unsure).tolist():
+            magnitude[index] = _magnitude_by_bits(int(bits[index]), ratio, int(magnitude[index]), tail, stream.further)
+        samples[start : start + len(words)] = np.where(words & np.uint64(1), -magnitude, magnitude)
+    return samples
 
 
 def _round(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], Floats]) -> tuple[Integers, Any]:

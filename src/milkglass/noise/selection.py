@@ -45,9 +45,7 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
     if scores.shape[1] > 1 << 18:
         raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
     min_weight = min(BEST_WEIGHT, math.ceil(BEST_WEIGHT * math.exp(-epsilon / 2)) + 1)
-    weights = np.clip(np.ceil(BEST_WEIGHT * np.exp(epsilon / 2 * (scores - 1))), min_weight, BEST_WEIGHT).astype(
-        np.int64
-    )
+    weights = np.ceil(BEST_WEIGHT * np.exp(epsilon / 2 * (scores - 1))).clip(min_weight, BEST_WEIGHT).astype(np.int64)
     return np.cumsum(np.where(np.isneginf(scores), 0, weights), 1)
 
 

@@ -53,8 +53,8 @@ class Stream:
         """
         hasher = hashlib.sha256(b"milkglass seed")
         for part in parts:
-            data = part if isinstance(part, bytes) else str(part).encode()
-            hasher.update(type(part).__name__.encode() + len(data).to_bytes(8, "little") + data)
+            encoded = part if isinstance(part, bytes) else str(part).encode()
+            hasher.update(type(part).__name__.encode() + len(encoded).to_bytes(8, "little") + encoded)
         return cls(hasher.digest())
 
     @property
@@ -108,15 +108,15 @@ class Stream:
             raise ValueError("a limit below 1")
         unsigned = limits.astype(np.uint64)
         spare = (np.uint64(0) - unsigned) % unsigned  # 2^64 mod limit
-        result = np.empty(len(limits), np.int64)
+        drawn = np.empty(len(limits), np.int64)
         missing = np.arange(len(limits))
         while len(missing):
             words = self.long_words(len(missing))
             accepted = words >= spare[missing]
             selected = missing[accepted]
-            result[selected] = (words[accepted] % unsigned[selected]).astype(np.int64)
+            drawn[selected] = (words[accepted] % unsigned[selected]).astype(np.int64)
             missing = missing[~accepted]
-        return result
+        return drawn
 
     def integers(self, limit: int, count: int) -> NDArray[np.int64]:
         """Returns `count` uniform whole numbers from 0 to limit - 1."""

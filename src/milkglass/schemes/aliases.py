@@ -75,13 +75,13 @@ class AliasedMixture:
         """Returns (s, ...) the rows of the new table for these s slots."""
         import torch
 
-        result = table.new_empty((len(rows), *table.shape[1:]))
+        mixed = table.new_empty((len(rows), *table.shape[1:]))
         origin, alias = self.slots.origin[rows], self.slots.alias[rows]
         for number, mixture in enumerate(self.mixtures):
             positions = np.flatnonzero(alias == number)
             if len(positions):
-                result[torch.from_numpy(positions)] = mixture.apply(table, origin[positions])
-        return result
+                mixed[torch.from_numpy(positions)] = mixture.apply(table, origin[positions])
+        return mixed
 
     def promise(self, k: int) -> Promise:
         """Returns the promise of the first alias's mixture, which counts tokens, with the number of aliases."""

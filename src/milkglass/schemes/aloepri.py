@@ -80,13 +80,13 @@ class AloePri(Covariant):
     def _expansion(self, width: int, heads: int) -> int:
         """Returns the least h from `expansion` on for which the heads divide d + 2h, or raises UsageError."""
         fitting = (h for h in range(self.expansion, self.expansion + heads) if (width + 2 * h) % heads == 0)
-        result = next(fitting, None)
-        if result is None:
+        expansion = next(fitting, None)
+        if expansion is None:
             raise UsageError(
                 f"a stream of {width} dimensions cannot be widened by an even number so that {heads} heads divide it",
                 "use orthogonal for this model",
             )
-        return result
+        return expansion
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         """Returns B of Algorithm 1: orthogonal, plus `spread` times a Gaussian matrix."""

@@ -58,13 +58,13 @@ class Bands:
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")
-        parts = [order[classes[order] == band] for band in np.unique(classes)[::-1]]
+        raw_bands = [order[classes[order] == band] for band in np.unique(classes)[::-1]]
         bands: list[Ids] = []
-        for part in parts:
+        for raw_band in raw_bands:
             if bands and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
-                bands[-1] = np.concatenate([bands[-1], part])
-            elif len(part):
-                bands.append(part)
+                bands[-1] = np.concatenate([bands[-1], raw_band])
+            elif len(raw_band):
+                bands.append(raw_band)
         if len(bands) > 1 and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
             bands[-2:] = [np.concatenate(bands[-2:])]
         return bands

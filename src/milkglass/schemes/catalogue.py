@@ -34,5 +34,5 @@ def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
 
 def scheme_of_recipe(parameters: Mapping[str, Any]) -> Scheme:
     """Returns the scheme of a recipe's variant: parameters, and its name under `scheme` unless it is ObfusLM."""
-    values = dict(parameters)
-    return scheme_named(str(values.pop("scheme", "obfuslm")), values)
+    entries = dict(parameters)
+    return scheme_named(str(entries.pop("scheme", "obfuslm")), entries)

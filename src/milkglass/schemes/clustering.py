@@ -48,10 +48,10 @@ def reach(n: int, beta: float) -> int:
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
     """Returns which rows are zero and have no cosine, such as padding rows."""
-    result = torch.empty(len(table), dtype=torch.bool, device="cpu")
-    for part in blocks(table):
-        result[part] = (table[part] == 0).all(dim=1)
-    return result.numpy()
+    is_zero = torch.empty(len(table), dtype=torch.bool, device="cpu")
+    for block in blocks(table):
+        is_zero[block] = (table[block] == 0).all(dim=1)
+    return is_zero.numpy()
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
@@ -60,15 +60,15 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
     seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
     """
-    place = np.full(len(table), -1, np.int64)
-    place[order] = np.arange(len(order))
-    is_free = place >= 0  # by row of the table
-    at = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
+    rank = np.full(len(table), -1, np.int64)
+    rank[order] = np.arange(len(order))
+    is_free = rank >= 0  # by row of the table
+    quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
     cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
-    for row in _rows(cosines, order, is_free, place, (6 * k, int(at) + 2), 5 * k):
+    for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
-        members = row.nearest(is_free, k - 1, at) if k > 1 else order[:0]
+        members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
         is_free[members] = False
         clusters.append(np.concatenate([[row.row], members]))
         if progress:
@@ -77,38 +77,38 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
 
 
 def _rows(
-    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], place: Ids, counts: tuple[int, int], share: int
+    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], rank: Ids, counts: tuple[int, int], share: int
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
     """
     max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
-    at = 0
+    next_place = 0
 
     def next_seeds() -> Ids:
         """Returns the seeds of the next wave."""
-        nonlocal at
-        remaining = order[at:]
+        nonlocal next_place
+        remaining = order[next_place:]
         remaining = remaining[is_free[remaining]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
         whole_blocks = min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
         seeds = remaining[: max(min(max_seeds, MIN_WAVE_SEEDS), whole_blocks)]
-        at = int(place[seeds[-1]]) + 1 if len(seeds) else len(order)
+        next_place = int(rank[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
-    every = torch.get_num_threads()
-    workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, every)
-    with threads_each(every // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
+    all_threads = torch.get_num_threads()
+    workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, all_threads)
+    with threads_each(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
-        def begun() -> list[Future[_Wave]]:
-            parts = [future for future in np.array_split(next_seeds(), workers) if len(future)]
-            return [pool.submit(_Wave.of, cosines, future, place, counts) for future in parts]
+        def start_wave() -> list[Future[_Wave]]:
+            seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
+            return [pool.submit(_Wave.of, cosines, seeds, rank, counts) for seeds in seeds_of_workers]
 
-        wave = begun()
+        wave = start_wave()
         while wave:
-            next_wave = begun()
+            next_wave = start_wave()
             for future in wave:
                 yield from future.result().free_ones(is_free)
             wave = next_wave  # rows of a wave that was read take memory no longer
@@ -128,21 +128,21 @@ class _Wave:
     seeds: Ids = field(repr=False)
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
-    place: Ids = field(repr=False)
+    rank: Ids = field(repr=False)
     likely: Likely = field(repr=False)
 
     @classmethod
-    def of(cls, cosines: Cosines, seeds: Ids, place: Ids, counts: tuple[int, int]) -> _Wave:
+    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
-        rough[:, torch.from_numpy(np.flatnonzero(place < 0))] = OUTSIDE_VALUE
-        values = device.array(rough)
-        return cls(cosines, seeds, values, slack, place, Likely.of(values, *counts))
+        rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
+        cosine_array = device.array(rough)
+        return cls(cosines, seeds, cosine_array, slack, rank, Likely.of(cosine_array, *counts))
 
     def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
-        for at, seed in enumerate(self.seeds.tolist()):
+        for number, seed in enumerate(self.seeds.tolist()):
             if is_free[seed]:
-                yield SeedRow(self.cosines, seed, self.rough[at], self.slack, self.place, self.likely[at])
+                yield SeedRow(self.cosines, seed, self.rough[number], self.slack, self.rank, self.likely[number])
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
@@ -156,17 +156,17 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
     sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
     few, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
-    for some in np.split(few, range(step, len(few), step)):
-        row_of = {i: row for row, i in enumerate(some.tolist())}
-        mine, cosines = means[some], (means[some] @ means.T) / lengths
+    for some_clusters in np.split(few, range(step, len(few), step)):
+        row_of = {i: row for row, i in enumerate(some_clusters.tolist())}
+        mine, cosines = means[some_clusters], (means[some_clusters] @ means.T) / lengths
         for i, row in row_of.items():
             size = int(sizes[i])
-            others = sizes > 0
-            others[i] = False
-            if size >= k or not others.any():
+            is_other = sizes > 0
+            is_other[i] = False
+            if size >= k or not is_other.any():
                 continue
-            fits = others & (sizes + size < 2 * k)
-            j = int(np.where(fits if fits.any() else others, cosines[row], -np.inf).argmax())
+            fits = is_other & (sizes + size < 2 * k)
+            j = int(np.where(fits if fits.any() else is_other, cosines[row], -np.inf).argmax())
             means[j] += (means[i] - means[j]) * np.float32(size / (sizes[j] + size))
             lengths[j] = max(np.linalg.norm(means[j]), np.float32(MIN_LENGTH))
             if j in row_of:
@@ -183,11 +183,11 @@ def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.flo
     sizes = np.array([len(cluster) for cluster in clusters])
     means = np.empty((len(clusters), table.shape[1]), np.float32)
     for size in np.unique(sizes).tolist():
-        equal = np.flatnonzero(sizes == size)
+        same_size = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (4 * size * table.shape[1]))
-        for part in np.split(equal, range(step, len(equal), step)):
-            rows = unit_rows(table, np.concatenate([clusters[c] for c in part]))
-            means[part] = rows.reshape(len(part), size, -1).mean(1).cpu().numpy()
+        for some_clusters in np.split(same_size, range(step, len(same_size), step)):
+            rows = unit_rows(table, np.concatenate([clusters[c] for c in some_clusters]))
+            means[some_clusters] = rows.reshape(len(some_clusters), size, -1).mean(1).cpu().numpy()
     return means
 
 
@@ -204,13 +204,13 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     # In one piece: small arrays that were kept between the blocks of rows would hold these, up to 2 GB of them
     weights = np.empty(len(draws), np.float32)
     for size in np.unique(sizes).tolist():
-        equal = np.flatnonzero(sizes == size)
+        same_size = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
-        for selected in np.split(equal, range(step, len(equal), step)):
-            places = (ends[selected] - size**2)[:, None] + np.arange(size**2)
-            z = draws[places].reshape(-1, size, size)
-            made = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
-            weights[places] = made.reshape(len(selected), -1)
+        for selected in np.split(same_size, range(step, len(same_size), step)):
+            positions = (ends[selected] - size**2)[:, None] + np.arange(size**2)
+            z = draws[positions].reshape(-1, size, size)
+            some_weights = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
+            weights[positions] = some_weights.reshape(len(selected), -1)
     spans = zip((ends - sizes**2).tolist(), ends.tolist(), sizes.tolist(), strict=True)
     return [weights[begin:end].reshape(size, size) for begin, end, size in spans]
 

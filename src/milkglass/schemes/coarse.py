@@ -139,15 +139,15 @@ class Coarse(Scheme):
         tokens = np.setdiff1d(np.arange(n), exempt)
         mass = mass_of(evidence.counts)[tokens]
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
-        numbers = np.empty(n, np.int64)
-        numbers[tokens] = diversity.joined(clusters, mass, self.limits)
-        self._require_company(numbers[tokens])
-        numbers[exempt] = int(numbers[tokens].max()) + 1 + np.arange(len(exempt))
-        return replace(self, map=SymbolMap.of(_with_pinned(numbers, evidence.pinned), evidence.weights))
+        token_symbols = np.empty(n, np.int64)
+        token_symbols[tokens] = diversity.joined(clusters, mass, self.limits)
+        self._require_company(token_symbols[tokens])
+        token_symbols[exempt] = int(token_symbols[tokens].max()) + 1 + np.arange(len(exempt))
+        return replace(self, map=SymbolMap.of(_with_pinned(token_symbols, evidence.pinned), evidence.weights))
 
-    def _require_company(self, numbers: Ids) -> None:
+    def _require_company(self, symbols_of_tokens: Ids) -> None:
         """Raises UsageError if a token without company would be sent unchanged despite an epsilon."""
-        single = int((np.bincount(numbers) == 1).sum())
+        single = int((np.bincount(symbols_of_tokens) == 1).sum())
         if self.epsilon is not None and single:
             raise UsageError(
                 f"{single} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} cannot hide",
@@ -172,13 +172,13 @@ def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
     """Returns the numbers, exchanged so that each pinned token's symbol has the token's id as its number."""
-    result = numbers.copy()
+    exchanged = numbers.copy()
     for token in pinned:
-        if token > int(result.max()):
+        if token > int(exchanged.max()):
             raise UsageError(
-                f"token {token} must keep its number, and there are {int(result.max()) + 1} symbols",
+                f"token {token} must keep its number, and there are {int(exchanged.max()) + 1} symbols",
                 "give more --symbols",
             )
-        symbol, holders = int(result[token]), result == token
-        result[holders], result[token] = symbol, token
-    return result
+        symbol, holders = int(exchanged[token]), exchanged == token
+        exchanged[holders], exchanged[token] = symbol, token
+    return exchanged

@@ -215,7 +215,7 @@ class LayerKeys:
         return self._permute(turned, True).reshape(matrix.T.shape).T
 
     def _permute(self, heads: Tensor, grouped: bool) -> Tensor:
-        """Permutes (key_heads, group, ...): heads inside each group, then groups."""
+        """Returns heads (key_heads, group, ...) in secret orders: if `grouped` inside each group, then the groups."""
         if grouped:
             heads = torch.stack([head[torch.from_numpy(self.query_order[k])] for k, head in enumerate(heads)])
         return heads[torch.from_numpy(self.key_order)]
@@ -233,11 +233,11 @@ def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) 
     t)): it is wide if frequencies are similar.
     """
     count = len(frequencies)
-    result: list[int] = []
-    while len(result) < count:
-        start = len(result)
+    order: list[int] = []
+    while len(order) < count:
+        start = len(order)
         ahead = frequencies[start : start + most]
         odds = torch.softmax(sharpness * (ahead - ahead[0]), 0).cumsum(0)
         size = min(len(ahead), 1 + int((odds < uniform(1, draws)).sum()))
-        result += (start + draws.order(size)).tolist()
-    return np.array(result, np.int64)
+        order += (start + draws.order(size)).tolist()
+    return np.array(order, np.int64)

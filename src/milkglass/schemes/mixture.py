@@ -54,6 +54,7 @@ class Mixture:
 
     @classmethod
     def of(cls, n: int, clusters: list[Ids], weights: list[NDArray[np.float32]]) -> Mixture:
+        """Returns W of n rows, in which weights[c] (s, s) mixes the s rows of clusters[c]."""
         sizes = np.zeros(n, np.int64)
         for cluster in clusters:
             sizes[cluster] = len(cluster)
@@ -81,13 +82,13 @@ class Mixture:
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
         limit = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
-        result = table.new_empty((len(rows), *table.shape[1:]))
+        mixed = table.new_empty((len(rows), *table.shape[1:]))
         for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // limit)) + 1):
             is_long = counts[block] > limit  # a row of a symbol that stands for half of the vocabulary
             for part_rows in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
                 if len(part_rows):
-                    result[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
-        return result
+                    mixed[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
+        return mixed
 
     def _mix(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
         """Returns one row, or several that mix few rows.
@@ -100,12 +101,12 @@ class Mixture:
         positions += np.arange(len(positions))
         if len(rows) > 1:
             return _sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
-        result = None
+        mixed = None
         for start in range(0, len(positions), limit):
             part = positions[start : start + limit]
-            result = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), result)
-        assert result is not None
-        return result.to(table.dtype)
+            mixed = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), mixed)
+        assert mixed is not None
+        return mixed.to(table.dtype)
 
     @classmethod
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
@@ -115,6 +116,7 @@ class Mixture:
         return replace(uniform, shared=True)
 
     def promise(self, k: int) -> Promise:
+        """Returns what holds of the promise that each token hides among k."""
         clustered = self.sizes[self.sizes > 0]
         kinds, counts = np.unique(clustered, return_counts=True)
         histogram = {int(s): int(c // s) for s, c in zip(kinds, counts, strict=True)}

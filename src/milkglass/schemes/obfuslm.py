@@ -119,11 +119,11 @@ class ObfusLM(Scheme):
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
             return Mixture.means(len(table), clusters)
-        parts = [
+        mixtures = [
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
             for label in noise_labels(self.copies)
         ]
-        return parts[0] if self.copies == 1 else AliasedMixture(tuple(parts), slots)
+        return mixtures[0] if self.copies == 1 else AliasedMixture(tuple(mixtures), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """Returns EmbedCluster over the tokens that take part."""
@@ -138,14 +138,14 @@ class ObfusLM(Scheme):
         Each band is clustered separately, with a beta that leaves 2k candidates if the band is small.
         """
         self.require_candidates(len(order))
-        parts, result = [(order, self.beta)], list[Ids]()
+        bands, all_clusters = [(order, self.beta)], list[Ids]()
         if self.bands is not None:
             banded = self.bands.split(order, len(table), self.k)
-            parts = [(part, max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))) for part in banded]
-        for part, beta in parts:
-            clusters = embed_cluster(table, part, self.k, beta, progress)
-            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
-        return result
+            bands = [(band, max(0.0, min(self.beta, 1 - 2 * self.k / len(band)))) for band in banded]
+        for band, beta in bands:
+            clusters = embed_cluster(table, band, self.k, beta, progress)
+            all_clusters += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        return all_clusters
 
     def require_candidates(self, tokens: int) -> None:
         """Raises UsageError if so few tokens take part that no cluster can have k."""

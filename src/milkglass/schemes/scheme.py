@@ -133,5 +133,5 @@ class Scheme(abc.ABC):
 
     def document(self) -> dict[str, Any]:
         """Returns the name and the parameters, as a key file keeps them. An option that is off is left out."""
-        result = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
-        return {name: value for name, value in result.items() if value is not None}
+        entries = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {name: value for name, value in entries.items() if value is not None}

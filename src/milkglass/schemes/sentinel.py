@@ -66,14 +66,15 @@ class Glide:
     lines: NDArray[np.float64]
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """Returns these rows of the table, reflected at each line and moved, in the table's dtype."""
         moved = table[torch.from_numpy(rows)]
         if moved.dim() == 1:  # a bias has no direction to be reflected
             return moved
-        result = moved.double()
+        reflected = moved.double()
         for a, b in self.lines:
             line = torch.full((table.shape[1],), a, dtype=torch.float64)
-            result = result - 2 * (result @ line)[:, None] / (line @ line) * line + b
-        return result.to(table.dtype)
+            reflected = reflected - 2 * (reflected @ line)[:, None] / (line @ line) * line + b
+        return reflected.to(table.dtype)
 
     def promise(self, k: int) -> Promise:
         return Promise(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

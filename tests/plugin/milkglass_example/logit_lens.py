@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.hidden_states.near_hidden import hidden_of
+from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
@@ -41,7 +41,7 @@ class LogitLens(Attack):
     assumes = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return hidden_of(transcript, required(knowledge.public_model).width)
+        return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         turned = required(knowledge.public_model).table.float().T

@@ -18,8 +18,8 @@ solution, and sparsity proves the solution right.
    if it has as many rows as tokens and the next row fits clearly worse. With r aliases a token, which mix the same
    tokens, it must have r times as many rows.
 
-**Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. `ClusterSearch.measure`
-measures the error on a sample of rows, and every tolerance derives from it. Under noise the first tokens of a cluster
+**Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. The error is measured on
+a sample of rows (`measure_noise`), and every tolerance derives from it. Under noise the first tokens of a cluster
 are a first guess. The mean of the rows that they explain best has less noise, so the tokens are found again from it,
 repeatedly.
 
@@ -53,6 +53,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
+MEASURED_ROWS = 64  # by which the noise is measured
 EXACT_MISFIT = 1e-6  # rows in fp32 satisfy their equations this well
 MAX_MEDIAN_MISFIT = 0.35  # more left over than this in the median row: not a mixture
 MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
@@ -63,52 +64,51 @@ REST_TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temper
 
 @dataclass(frozen=True)
 class _FreePool:
-    """The rows or tokens that were free at the last `_refresh`: their ids (f,) and projected rows (f, sketch)."""
+    """The rows or tokens that were free at the last `_refresh`: their ids (f,) and projections (f, sketch)."""
 
     ids: Ids
-    small: Tensor
+    projected: Tensor
 
 
 class ClusterSearch:
     """The state of the search. Rows are indexed by scrambled ids, tokens by public ids.
 
     Attributes:
-        mixed, public: (n', d) and (n, d) the scrambled and the public rows.
-        rows, tokens: `mixed` and `public`, scaled to length 1.
-        free_rows: (n',) whether each row belongs to no cluster yet.
+        scrambled, public: (n', d) and (n, d) the rows of both tables.
+        rows, tokens: the same, scaled to length 1.
+        is_free: (n',) whether each row belongs to no cluster yet.
         twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
-        noise: the relative error of the equations, see `measure`.
-        small_rows, small_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
+        noise: the relative error of the equations, see `measure_noise`.
+        projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
+        clusters: of each its rows, its tokens, and the weights (rows, tokens), or None if it was not solved for.
     """
 
-    small_rows: Tensor
-    small_tokens: Tensor
+    projected_rows: Tensor
+    projected_tokens: Tensor
     pool_rows: _FreePool
     pool_tokens: _FreePool
 
     def __init__(
-        self, mixed: Tensor, public: Tensor, widths: tuple[int, ...], batch: int, sketch: int,
-        margins: tuple[float, ...], rng: np.random.Generator, copies: int,
-    ) -> None:  # fmt: skip
-        self.mixed, self.public, self.copies, self.rng = mixed, public, copies, rng
-        self.widths, self.batch, self.sketch, self.margins = widths, batch, sketch, margins
-        self.rows, self.tokens = sparse.unit(mixed), sparse.unit(public)
-        self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
+        self, scrambled: Tensor, public: Tensor, settings: ClusterSolve, copies: int, rng: np.random.Generator
+    ) -> None:
+        self.scrambled, self.public, self.settings, self.copies, self.rng = scrambled, public, settings, copies, rng
+        self.rows, self.tokens = sparse.unit(scrambled), sparse.unit(public)
+        self.is_free, self.twins = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
         self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
-    def verbatim(self) -> None:
+    def take_out_verbatim(self) -> None:
         """Takes out rows that equal a public row, and finds which public rows equal each other."""
-        alike = sparse.equal_rows(self.mixed)
+        alike = sparse.equal_rows(self.scrambled)
         for key, tokens in sparse.equal_rows(self.public).items():
             rows = alike.get(key, [])
             if rows:
-                self.free_rows[rows] = False
+                self.is_free[rows] = False
                 self.clusters.append((np.array(rows), np.array(tokens), None))
             taken = -(-len(rows) // self.copies)
             self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         return self.noise <= 10 * EXACT_MISFIT
 
     @property
@@ -116,70 +116,72 @@ class ClusterSearch:
         return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
 
     # --- how good the equations are
-    def measure(self, sample: int = 64) -> None:
-        """Measures `noise`, the median residual of least squares over a row's length. Chooses the projection."""
+    def measure_noise(self) -> None:
+        """Measures `noise`, the median residual of least squares over a row's length, and chooses the projection."""
         self._project(self.rows.shape[1])
         self._refresh()
-        if not self.free_rows.any():
+        if not self.is_free.any():
             return
-        seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
+        seeds = self.rng.permutation(np.flatnonzero(self.is_free))[:MEASURED_ROWS]
         misfits = []
-        for part in np.array_split(seeds, max(1, len(seeds) // 16)):
-            _, candidates = self._shortlist(part, self._width(max(self.widths)))
-            for seed, tokens in zip(part, candidates, strict=True):
+        for some_seeds in np.array_split(seeds, max(1, len(seeds) // 16)):
+            _, candidates = self._shortlist(some_seeds, self._possible_width(max(self.settings.widths)))
+            for seed, tokens in zip(some_seeds, candidates, strict=True):
                 share = len(tokens) / self.rows.shape[1]
-                rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
-                misfits.append(rest / max(1e-3, 1 - share) ** 0.5)
+                residual = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
+                misfits.append(residual / max(1e-3, 1 - share) ** 0.5)
         self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
         if self.noise < MAX_SKETCH_NOISE:
-            self._project(self.sketch)
+            self._project(self.settings.sketch)
 
     def _project(self, size: int) -> None:
-        self.small_rows, self.small_tokens = self.rows, self.tokens
+        self.projected_rows, self.projected_tokens = self.rows, self.tokens
         if size < self.rows.shape[1]:
-            onto = sparse.directions(self.rows.shape[1], size, self.rng)
-            self.small_rows, self.small_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
+            onto = sparse.random_directions(self.rows.shape[1], size, self.rng)
+            self.projected_rows, self.projected_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
 
-    def _width(self, width: int) -> int:
-        return min(width, self.small_rows.shape[1] // 3)
+    def _possible_width(self, width: int) -> int:
+        return min(width, self.projected_rows.shape[1] // 3)
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
+        """Yields the width and the margin of each sweep; none if the table is no mixture."""
         if self.noise > MAX_MEDIAN_MISFIT:
             return
-        margins = self.margins[:1] if self.exact else self.margins
-        widths = list(dict.fromkeys(self._width(width) for width in self.widths))
+        margins = self.settings.margins[:1] if self.is_exact else self.settings.margins
+        widths = list(dict.fromkeys(self._possible_width(width) for width in self.settings.widths))
         yield from ((width, margins[0]) for width in widths)
         yield from ((widths[-1], margin) for margin in margins[1:])
 
     def sweep(self, width: int, margin: float, budget: Budget) -> None:
         """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
-        order = self.rng.permutation(np.flatnonzero(self.free_rows))
+        order = self.rng.permutation(np.flatnonzero(self.is_free))
         self._refresh()
-        seeds_tried = solved = at = 0
-        while at < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
-            seeds = order[at:][self.free_rows[order[at:]]][: self.batch]
+        seeds_tried = solved = next_seed = 0
+        while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
+            seeds = order[next_seed:][self.is_free[order[next_seed:]]][: self.settings.batch]
             if not len(seeds):
                 break
-            at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
-            if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
+            next_seed = 1 + int(np.flatnonzero(order == seeds[-1])[0])
+            if self.is_free.sum() < 0.9 * len(self.pool_rows.ids):
                 self._refresh()
             solved += self._solve_seeds(seeds, width, margin)
             seeds_tried += len(seeds)
             budget.spend(self._work(len(seeds), width))
-            budget.progress(1 - float(self.free_rows.mean()))
-            if seeds_tried >= 96 and solved < 0.2 * seeds_tried and width < self._width(max(self.widths)):
+            budget.progress(1 - float(self.is_free.mean()))
+            is_widest = width >= self._possible_width(max(self.settings.widths))
+            if seeds_tried >= 96 and solved < 0.2 * seeds_tried and not is_widest:
                 return
 
     def _work(self, seeds: int, width: int) -> float:
         """Returns the work of a batch: rows compared, tokens projected on each span, and a cluster settled."""
-        rows, tokens = self.pool_rows.small, self.pool_tokens.small
+        rows, tokens = self.pool_rows.projected, self.pool_tokens.projected
         return seeds * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
 
     def _refresh(self) -> None:
-        rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
-        self.pool_rows = _FreePool(rows, self.small_rows[torch.from_numpy(rows)])
-        self.pool_tokens = _FreePool(tokens, self.small_tokens[torch.from_numpy(tokens)])
+        rows, tokens = np.flatnonzero(self.is_free), self.free_tokens
+        self.pool_rows = _FreePool(rows, self.projected_rows[torch.from_numpy(rows)])
+        self.pool_tokens = _FreePool(tokens, self.projected_tokens[torch.from_numpy(tokens)])
 
     def _shortlist(self, seeds: Ids, width: int) -> tuple[Ids, Ids]:
         """Returns candidates for the cluster of each seed.
@@ -192,35 +194,36 @@ class ClusterSearch:
         rows, tokens = self.pool_rows, self.pool_tokens
         wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
         extra = 16 if self.noise < MAX_SKETCH_NOISE else 96
-        nearest_rows = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
-        shares = sparse.explained(tokens.small, rows.small[nearest_rows[:, :width]])
+        nearest_rows = (self.projected_rows[torch.from_numpy(seeds)] @ rows.projected.T).topk(wide, dim=1).indices
+        shares = sparse.explained_shares(tokens.projected, rows.projected[nearest_rows[:, :width]])
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
     def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
         """Solves the clusters of these seeds. Returns how many were solved."""
         nearest_rows, candidates = self._shortlist(seeds, width)
-        on, _ = sparse.eliminate(
+        is_member, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
         )
         solved = 0
         for number, seed in enumerate(seeds):
-            if self.free_rows[seed]:
+            if self.is_free[seed]:
                 solved += self._settle(
-                    candidates[number][on[number].numpy()], nearest_rows[number], candidates[number], margin
+                    candidates[number][is_member[number].numpy()], nearest_rows[number], candidates[number], margin
                 )
         return solved
 
     def _settle(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
         """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
-        nearest_rows = nearest_rows[self.free_rows[nearest_rows]]
-        for attempt in range(1 if self.exact else 3):
-            tokens = self._free(tokens)
+        nearest_rows = nearest_rows[self.is_free[nearest_rows]]
+        for attempt in range(1 if self.is_exact else 3):
+            tokens = self._free_among(tokens)
             if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
             rows, worse = self._rows_of(tokens, nearest_rows)
-            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
-                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is not a neighbour
+            half = rows[: 1 + self.copies * len(tokens) // 2]
+            if worse < margin and attempt == 0 and self._are_explained(half, tokens):
+                rows, worse = self._rows_of(tokens, self._explained_rows(tokens))  # perhaps a row is not a neighbour
             if worse >= margin:
                 return self._claim(rows, tokens)
             refitted = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
@@ -229,19 +232,19 @@ class ClusterSearch:
             tokens = refitted
         return False
 
-    def _free(self, tokens: Ids) -> Ids:
+    def _free_among(self, tokens: Ids) -> Ids:
         return np.array([token for token in tokens if len(self.twins[token])], np.int64)
 
-    def _fits(self, rows: Ids, tokens: Ids) -> bool:
-        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
-        return bool((left <= (10 if self.exact else 2) * self.noise).all())
+    def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
+        misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
+        return bool((misfits <= (10 if self.is_exact else 2) * self.noise).all())
 
-    def _similar(self, tokens: Ids) -> Ids:
+    def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
-        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
-        count = min(2 * self.copies * len(tokens) + 8, len(left))
-        rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
-        return rows[self.free_rows[rows]]
+        misfits = sparse.misfit(self.pool_rows.projected, self.projected_tokens[torch.from_numpy(tokens)])
+        count = min(2 * self.copies * len(tokens) + 8, len(misfits))
+        rows = self.pool_rows.ids[misfits.topk(count, largest=False).indices.numpy()]
+        return rows[self.is_free[rows]]
 
     def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
         """Returns the rows of `among` that these tokens explain best, and how many times worse the next row fits.
@@ -264,24 +267,27 @@ class ClusterSearch:
         """Returns the tokens that explain the rows' mean, which has less noise; `wide`: not only candidates."""
         pool = np.concatenate([candidates, tokens])
         if wide:
-            mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
-            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(tokens)], mean, 16)
-            pool = np.concatenate([pool, self.pool_tokens.ids[more.numpy()]])
-        pool = self._free(np.unique(pool))
+            mean = sparse.unit(self.projected_rows[torch.from_numpy(rows)].mean(0))
+            present = self.projected_tokens[torch.from_numpy(tokens)]
+            added = sparse.best_added(self.pool_tokens.projected, present, mean, 16)
+            pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
+        pool = self._free_among(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
-        on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
-        return pool[on[0].numpy()]
+        noise_of_mean = self.noise / len(rows) ** 0.5
+        is_member, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
+        return pool[is_member[0].numpy()]
 
     def _claim(self, rows: Ids, tokens: Ids) -> bool:
         """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
         basis = self.public[torch.from_numpy(tokens)].double()
-        solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
-        if self.exact and solved.min() < -1e-3:
+        solved = torch.linalg.lstsq(basis.T, self.scrambled[torch.from_numpy(rows)].double().T).solution.T.numpy()
+        if self.is_exact and solved.min() < -1e-3:
             return False
-        parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
-        for row_numbers, those in parts:
-            self.free_rows[rows[row_numbers]] = False
-            members, weights = self._expand(len(row_numbers), tokens[those], solved[np.ix_(row_numbers, those)])
+        errors = sparse.weight_errors(basis, self.scrambled[torch.from_numpy(rows)], self.noise)
+        for row_numbers, token_numbers in sparse.connected_parts(solved > errors):
+            self.is_free[rows[row_numbers]] = False
+            block = solved[np.ix_(row_numbers, token_numbers)]
+            members, weights = self._expand(len(row_numbers), tokens[token_numbers], block)
             self.clusters.append((rows[row_numbers], members, weights))
         return True
 
@@ -329,10 +335,10 @@ class ClusterSolve(Solver):
     ) -> Candidates:
         """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
-        search.verbatim()
-        search.measure()
-        budget.spend(work.elements(5.0 * (search.mixed.numel() + search.public.numel())))
+        search = ClusterSearch(*features, self, knowledge.aliases, rng)
+        search.take_out_verbatim()
+        search.measure_noise()
+        budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)
         return _candidates(search)
@@ -358,7 +364,7 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 def _candidates(search: ClusterSearch) -> Candidates:
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
-    pairs += _unsolved_groups(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
+    pairs += _unsolved_groups(search, np.flatnonzero(search.is_free)) if search.is_free.any() else []
     return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
 
 
@@ -380,5 +386,5 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, 
     for block in np.array_split(rows, 1 + len(rows) // 512):
         likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
         best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
-        for row, places, values in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
-            yield Group(np.array([row]), unassigned[places]), values[None]
+        for row, nearest_places, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
+            yield Group(np.array([row]), unassigned[nearest_places]), log_likelihood[None]

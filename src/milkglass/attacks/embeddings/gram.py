@@ -49,13 +49,13 @@ def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
 
 
-def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
+def mutual_nearest(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers of the rows of both sides whose fingerprints are each other's nearest."""
     nearest_public = nearest(seen, public, 1, "euclidean")[:, 0]
-    kept, numbers = nearest_public.unique(return_inverse=True)
-    back = nearest(public[kept], seen, 1, "euclidean")[:, 0][numbers]
+    kept, index_of_kept = nearest_public.unique(return_inverse=True)
+    nearest_seen = nearest(public[kept], seen, 1, "euclidean")[:, 0][index_of_kept]
     rows = torch.arange(len(seen))
-    return rows[back == rows], nearest_public[back == rows]
+    return rows[nearest_seen == rows], nearest_public[nearest_seen == rows]
 
 
 def rotation(before: Tensor, after: Tensor) -> Tensor:
@@ -64,19 +64,19 @@ def rotation(before: Tensor, after: Tensor) -> Tensor:
     return u @ v  # of the singular value decomposition of before^T after
 
 
-def trimmed(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
+def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
-    result = rotation(vectors, turned_vectors)
+    turn = rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
     for _ in range(MAX_ROUNDS):
         lengths = vectors.double().norm(dim=1).clamp_min(1e-30)
-        error = (vectors.double() @ result - turned_vectors.double()).norm(dim=1) / lengths
+        error = (vectors.double() @ turn - turned_vectors.double()).norm(dim=1) / lengths
         best = error.topk(-(-len(error) // 2), largest=False).indices.sort().values
         if torch.equal(best, inliers):
             break
         inliers = best
-        result = rotation(vectors[inliers], turned_vectors[inliers])
-    return result
+        turn = rotation(vectors[inliers], turned_vectors[inliers])
+    return turn
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Gram(NearestRows):
         count = min(len(seen), max(self.anchors, 4 * seen.shape[1]))
         sample = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
         marks = min(self.landmarks, len(seen), len(public))
-        here = fingerprints(seen, sample, marks)
-        rows, tokens = mutual(here, fingerprints(public, torch.arange(len(public)), marks))
-        turn = trimmed(public[tokens], seen[sample[rows]])
+        seen_fingerprints = fingerprints(seen, sample, marks)
+        rows, tokens = mutual_nearest(seen_fingerprints, fingerprints(public, torch.arange(len(public)), marks))
+        turn = trimmed_rotation(public[tokens], seen[sample[rows]])
         return RowFeatures((seen.double() @ turn.T).float(), public, "cosine")

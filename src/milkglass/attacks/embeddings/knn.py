@@ -58,9 +58,9 @@ class NearestRows(Attack):
         """Compares ids that were sent first, starting with the most frequent, so that a short budget reads those."""
         rows = self.features(transcript, knowledge, rng)
         order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
-        result = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()
-        table = np.full((transcript.size, result.shape[1]), NO_BELIEF, np.int64)
-        table[order[: len(result)]] = result
+        nearest_rows = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()
+        table = np.full((transcript.size, nearest_rows.shape[1]), NO_BELIEF, np.int64)
+        table[order[: len(nearest_rows)]] = nearest_rows
         return Guess(table=table)
 
 
@@ -70,14 +70,14 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
     Computed on the device, and returned on the processor.
     """
     index = ExactIndex.of(device.moved(public), metric, k)
-    result = []
+    nearest_rows = []
     for block in seen.split(ROWS_AT_A_TIME):
         if budget is not None:
             if budget.left() <= 0:
                 break
             budget.spend(work.compared(block, public))
-        result.append(index.top_k(block, k).rows.cpu())
-    return torch.cat(result) if result else torch.empty(0, min(k, len(public)), dtype=torch.long)
+        nearest_rows.append(index.top_k(block, k).rows.cpu())
+    return torch.cat(nearest_rows) if nearest_rows else torch.empty(0, min(k, len(public)), dtype=torch.long)
 
 
 def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:

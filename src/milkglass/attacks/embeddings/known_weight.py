@@ -32,7 +32,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import same_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.embeddings.layer_fit import Estimate, find
+from milkglass.attacks.embeddings.layer_fit import Estimate, find_transformations
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model, overlaid
@@ -44,7 +44,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 SAMPLE_ROWS = 256  # rows that decide which way round
-Found = tuple[Estimate, ...] | str  # the transformations, or why none can be found
+Transformations = tuple[Estimate, ...] | str  # the transformations, or why none can be found
 
 
 def undo(table: Tensor, transformation: Tensor) -> Tensor:
@@ -54,21 +54,21 @@ def undo(table: Tensor, transformation: Tensor) -> Tensor:
 
 
 class LastAnswer:
-    """Calls `find` and keeps its last answer, without keeping the models alive.
+    """Calls `find_transformations` and keeps its last answer, without keeping the models alive.
 
     An attack asks twice about the same two models, once in `refuses` and once in `run`, and each answer takes seconds.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Found] | None = None
+        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Transformations] | None = None
 
-    def __call__(self, public: Model, seen: Model, tolerance: float) -> Found:
+    def __call__(self, public: Model, seen: Model, tolerance: float) -> Transformations:
         kept = self._kept  # one tuple, replaced as a whole: threads may find twice, but never another's answer
         if kept is not None and kept[0]() is public and kept[1]() is seen and kept[2] == tolerance:
             return kept[3]
-        result = find(public, seen, tolerance)
-        self._kept = (ref(public), ref(seen), tolerance, result)
-        return result
+        answer = find_transformations(public, seen, tolerance)
+        self._kept = (ref(public), ref(seen), tolerance, answer)
+        return answer
 
 
 _latest = LastAnswer()
@@ -76,17 +76,17 @@ _latest = LastAnswer()
 
 def undo_all(public: Model, seen: Model, tolerance: float) -> Model | str:
     """Returns the public layers under the tables before their transformation, or why these cannot be found."""
-    result = _latest(public, seen, tolerance)
-    if isinstance(result, str):
-        return result
+    estimates = _latest(public, seen, tolerance)
+    if isinstance(estimates, str):
+        return estimates
     changed = {}
-    for original, name, value in _tables(public, seen):
-        ways = [way for one in result for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
-        rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE_ROWS, len(value))).long()]
-        closeness_of_ways = [closeness(undo(rows, way), original) for way in ways]
+    for original, name, table in _tables(public, seen):
+        directions = [way for one in estimates for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
+        rows = table[torch.linspace(0, len(table) - 1, min(SAMPLE_ROWS, len(table))).long()]
+        closeness_of_ways = [closeness(undo(rows, way), original) for way in directions]
         if max(closeness_of_ways) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
-        changed[name] = undo(value, ways[int(np.argmax(closeness_of_ways))])
+        changed[name] = undo(table, directions[int(np.argmax(closeness_of_ways))])
     return Model(overlaid(public.tensors, changed), seen.config)
 
 
@@ -104,8 +104,8 @@ def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
     family = family_of(seen.config)
     for name in seen.tensors:
         if any(name == end or name.endswith("." + end) for end in (*family.table, *family.heads)):
-            known = public.tensors.get(name, public.table)
-            yield known.float(), name, seen.tensors[name].float()
+            public_table = public.tensors.get(name, public.table)
+            yield public_table.float(), name, seen.tensors[name].float()
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class KnownWeight(Preprocessor):
             return reason
         if reason := why_not(self.then, transcript, self.prepared(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
-        result = _latest(required(knowledge.public_model), transcript.model, self.tolerance)
-        return result if isinstance(result, str) else None
+        estimates = _latest(required(knowledge.public_model), transcript.model, self.tolerance)
+        return estimates if isinstance(estimates, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
@@ -147,15 +147,15 @@ class KnownWeight(Preprocessor):
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
         seen = transcript.model
-        result = undo_all(required(knowledge.public_model), seen, self.tolerance)
-        if isinstance(result, str):
-            raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
-        others = tuple(
-            replace(one, model=result) if isinstance(one, Weights) and one.model is seen else one
+        undone = undo_all(required(knowledge.public_model), seen, self.tolerance)
+        if isinstance(undone, str):
+            raise UsageError(f"{self.name} does not apply: {undone}", "ask why_not before an attack is run")
+        observations = tuple(
+            replace(one, model=undone) if isinstance(one, Weights) and one.model is seen else one
             for one in transcript.observations
             if not isinstance(one, Weights) or one.model is seen
         )
-        return replace(transcript, observations=others)
+        return replace(transcript, observations=observations)
 
     def prepared(self, knowledge: Knowledge) -> Knowledge:
         """Returns the knowledge with rehearsals undone, and without candidates, which are of the transformed table."""
@@ -163,7 +163,7 @@ class KnownWeight(Preprocessor):
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:
             model, sigma = required(simulate)(seed)
-            result = undo_all(required(public), model, self.tolerance)
-            return (model if isinstance(result, str) else result), sigma
+            undone = undo_all(required(public), model, self.tolerance)
+            return (model if isinstance(undone, str) else undone), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)

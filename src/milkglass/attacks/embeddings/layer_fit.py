@@ -15,6 +15,8 @@ different T for each layer.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +49,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Normal:
+class NormalEquations:
     """The normal equations of Phi T = Phi* in fp64. They can be added, so that not all matrices are in memory at once.
 
     Attributes:
@@ -63,26 +65,27 @@ class Normal:
     rows: int
 
     @classmethod
-    def of(cls, before: Tensor, after: Tensor) -> Normal:
+    def of(cls, before: Tensor, after: Tensor) -> NormalEquations:
         a, b = before.double(), after.double()
         return cls(a.T @ a, a.T @ b, float((b * b).sum()), len(a))
 
-    def __add__(self, other: Normal) -> Normal:
-        return Normal(
+    def __add__(self, other: NormalEquations) -> NormalEquations:
+        return NormalEquations(
             self.gram + other.gram, self.cross + other.cross, self.power + other.power, self.rows + other.rows
         )
 
-    def scaled(self, gain: Tensor) -> Normal:
+    def scaled(self, gain: Tensor) -> NormalEquations:
         """Returns the equations with Phi diag(gain) in place of Phi."""
         g = gain.double()
         return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
 
     def solve(self) -> Estimate:
+        """Returns the T that minimises ||Phi T - Phi*||, with its relative error."""
         spread = torch.linalg.eigvalsh(self.gram)
         ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
-        result = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
-        left = self.power - 2 * float((result * self.cross).sum()) + float((result * (self.gram @ result)).sum())
-        return Estimate(result, (max(left, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
+        t = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
+        square_error = self.power - 2 * float((t * self.cross).sum()) + float((t * (self.gram @ t)).sum())
+        return Estimate(t, (max(square_error, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
 
 
 # --- which matrices --------------------------------------------------------------------------------------------------
@@ -93,12 +96,12 @@ class Stack:
     Attributes:
         stem: the name with * for the number.
         names: the matrices that are looked at.
-        turned: in which views they are rows of d; true: transposed.
+        transposed: whether they are transposed, for each view in which they are rows of d; both if they are square.
     """
 
     stem: str
     names: tuple[str, ...]
-    turned: tuple[bool, ...]
+    transposed: tuple[bool, ...]
 
     def change(self, public: Model, seen: Model) -> float:
         """Returns how far the matrices seen are from the public ones, relative to their size. This is cheap."""
@@ -111,19 +114,19 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The matrices of one stack, viewed as rows of d.
+class FittedStack:
+    """One stack in one view, with the transformation that fits it.
 
     Attributes:
-        name: of the stack and of the gain.
+        name: of the stack.
         gain: of the norm that is folded into the public matrices. None: no gain fits better.
-        normal: their normal equations.
-        fit: the transformation that fits them best.
+        normal: the sum of the matrices' normal equations.
+        fit: their solution.
     """
 
     name: str
     gain: str | None
-    normal: Normal
+    normal: NormalEquations
     fit: Estimate
 
 
@@ -142,22 +145,21 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:
             continue
-        enough = {
-            True: len(selected) * shape[1] >= MIN_ROWS_PER_DIMENSION * d,
-            False: len(selected) * shape[0] >= MIN_ROWS_PER_DIMENSION * d,
-        }
-        if views := tuple(turned for turned in (False, True) if shape[0 if turned else 1] == d and enough[turned]):
-            yield Stack(stem, tuple(selected), views)
+        views = ((False, shape[0], shape[1]), (True, shape[1], shape[0]))
+        least = MIN_ROWS_PER_DIMENSION * d
+        transposed = tuple(turn for turn, rows, columns in views if columns == d and len(selected) * rows >= least)
+        if transposed:
+            yield Stack(stem, tuple(selected), transposed)
 
 
-def kinds(public: Model, seen: Model) -> Iterator[Kind]:
-    """Yields every kind that was changed, in each view, with the one gain that fits best."""
+def fitted_stacks(public: Model, seen: Model) -> Iterator[FittedStack]:
+    """Yields every stack that was changed, in each view, with the gain that fits best."""
     for stack in stacks(public, seen):
         if stack.change(public, seen) > MIN_CHANGE:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
-            for turned in stack.turned:
-                parts = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
-                yield _best(stack.stem, parts, public)
+            for transposed in stack.transposed:
+                views = {name: (a.T, b.T) if transposed else (a, b) for name, (a, b) in pairs.items()}
+                yield _best(stack.stem, {name: NormalEquations.of(a, b) for name, (a, b) in views.items()}, public)
 
 
 def _stem(name: str) -> str:
@@ -169,46 +171,45 @@ def gains_beside(public: Model, name: str) -> list[str]:
     layer = re.match(r"(.*?\.\d+\.)", name)
     if layer is None:
         return []
-    here = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
-    return [one for one in here if public.tensors[one].shape == (public.width,)]
+    weights = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
+    return [one for one in weights if public.tensors[one].shape == (public.width,)]
 
 
-def _best(stem: str, normals: Mapping[str, Normal], public: Model) -> Kind:
-    """Returns the kind with the gain that fits best, of the gains that every part's layer has."""
+def _best(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> FittedStack:
+    """Fits the matrices of a stack (normal equations by name) with each gain of their layers, and returns the best."""
     beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
-    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
-    result: list[Kind] = []
+    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in gains for gains in beside.values())]
+    fitted: list[FittedStack] = []
     for gain in (None, *everywhere):
         scaled = [
-            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in normals.items()
+            normal if gain is None else normal.scaled(public.tensors[beside[name][gain]])
+            for name, normal in normals.items()
         ]
-        total = scaled[0]
-        for one in scaled[1:]:
-            total += one
-        result.append(Kind(stem, gain, total, total.solve()))
-        if result[0].fit.unexplained < 1e-3:  # nothing was folded
+        total = functools.reduce(operator.add, scaled)
+        fitted.append(FittedStack(stem, gain, total, total.solve()))
+        if fitted[0].fit.unexplained < 1e-3:  # nothing was folded
             break
-    return min(result, key=lambda one: one.fit.unexplained)
+    return min(fitted, key=lambda kind: kind.fit.unexplained)
 
 
 # --- what they say together ------------------------------------------------------------------------------------------
-def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
+def find_transformations(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
     """Returns the transformations of the layers, the surest first, or why there is none."""
     if not any(stacks(public, seen)):
         return "no kind of matrix of the layers is in both models with enough rows"
-    moved = list(kinds(public, seen))
+    moved = list(fitted_stacks(public, seen))
     if not moved:
         return "the layers are the public ones: nothing but the tables was transformed"
     best = min(one.fit.unexplained for one in moved)
     if best > tolerance:
         return f"no matrix of the layers is a public one multiplied from one side: the best fit misses {best:.0%}"
-    groups: list[Normal] = []
+    groups: list[NormalEquations] = []
     for stack in sorted(moved, key=lambda one: one.fit.unexplained):
         if stack.fit.unexplained > tolerance:
             break
         for number, group in enumerate(groups):
-            known = group.solve().transformation
-            if float((stack.fit.transformation - known).norm() / known.norm()) < MAX_STACKED_DIFFERENCE:
+            t = group.solve().transformation
+            if float((stack.fit.transformation - t).norm() / t.norm()) < MAX_STACKED_DIFFERENCE:
                 groups[number] = group + stack.normal
                 break
         else:

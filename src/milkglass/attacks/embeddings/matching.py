@@ -80,23 +80,23 @@ class Matching(Solver):
     ) -> Candidates:
         """Returns the same groups, with the likelihood of their weights added to theirs."""
         candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
-        groups, values = candidates.groups, list(candidates.likelihood)
+        groups, likelihoods = candidates.groups, list(candidates.likelihood)
         usable = [number for number, group in enumerate(groups) if _usable(group)]
         epsilon = self.epsilon
         if epsilon is None and usable:
             order = rng.permutation(usable)
             cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
-            part = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
-            sample = _cluster_batches(groups, part, table, self.floor)
+            sampled_numbers = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
+            sample = _cluster_batches(groups, sampled_numbers, table, self.floor)
             epsilon = estimate(sample)
             budget.spend(LIKELIHOOD_EVALUATIONS * sum(map(_work, sample)))
         for batch in _cluster_batches(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
-            for number, result in zip(batch.numbers, likelihood(batch, required(epsilon)), strict=True):
-                values[number] = values[number] + result
-        return Candidates(groups, tuple(values))
+            for number, group_likelihood in zip(batch.numbers, likelihood(batch, required(epsilon)), strict=True):
+                likelihoods[number] = likelihoods[number] + group_likelihood
+        return Candidates(groups, tuple(likelihoods))
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ def _usable(group: Group) -> bool:
 
 
 def _cluster_batches(
-    groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float
+    groups: tuple[Group, ...], usable: list[int], table: torch.Tensor, floor: float
 ) -> list[ClusterBatch]:
     """Returns the clusters of these groups in batches of one size, as many as fit in memory at a time."""
     batches = []
-    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
+    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in usable]).reshape(-1, 2)
     for rows, size in np.unique(sizes, axis=0).tolist():
-        alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
+        same_size = np.array(usable)[(sizes == (rows, size)).all(1)]
         step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
-        for group_numbers in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
+        for group_numbers in (same_size[at : at + step].tolist() for at in range(0, len(same_size), step)):
             members = np.stack([groups[number].members for number in group_numbers])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
             weights = np.stack([np.asarray(groups[number].weights) for number in group_numbers])
@@ -147,9 +147,9 @@ def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
     a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
-    result = _integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
-    result[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
-    return result
+    log_likelihood = _integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
+    log_likelihood[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
+    return log_likelihood
 
 
 def _integral(a: Floats, b: Floats) -> Floats:
@@ -161,7 +161,7 @@ def _integral(a: Floats, b: Floats) -> Floats:
     count = np.arange(1, size + 1)
     # at the breakpoint a_q: minus the sum of |a_q - a_j|
     height = -((2 * count - size) * a + total - 2 * sums_before)
-    ends = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
+    tails = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
     width = np.diff(a, axis=-1)
     slope = np.abs(size - 2 * count[:-1])
     top = np.maximum(height[..., :-1], height[..., 1:])
@@ -169,10 +169,10 @@ def _integral(a: Floats, b: Floats) -> Floats:
     with np.errstate(divide="ignore"):
         # the area under exp(top - slope x) for 0 <= x <= width: width (1 - exp(-fall)) / fall
         share = np.where(fall > 1e-12, -np.expm1(-fall) / np.where(fall > 1e-12, fall, 1.0), 1.0)
-        pieces = top + np.log(width * share)
-    every = np.concatenate([ends, pieces], -1)
-    most = every.max(-1)
-    summed = most + np.log(np.exp(every - most[..., None]).sum(-1))
+        between = top + np.log(width * share)
+    log_terms = np.concatenate([tails, between], -1)
+    largest = log_terms.max(-1)
+    summed = largest + np.log(np.exp(log_terms - largest[..., None]).sum(-1))
     return summed + np.log(b) - size * np.log(2 * b)
 
 
@@ -182,9 +182,9 @@ def estimate(batches: list[ClusterBatch]) -> float:
     def fit(epsilon: float) -> float:
         total = 0.0
         for batch in batches:
-            values = likelihood(batch, epsilon)
-            most = values.max(2)
-            total += float((most + np.log(np.exp(values - most[..., None]).mean(2))).sum())
+            log_likelihood = likelihood(batch, epsilon)
+            largest = log_likelihood.max(2)
+            total += float((largest + np.log(np.exp(log_likelihood - largest[..., None]).mean(2))).sum())
         return total
 
     grid = np.array(GRID)

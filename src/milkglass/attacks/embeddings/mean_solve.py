@@ -74,34 +74,34 @@ class MeanSolve(Solver):
         is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
         tokens_of_rows = sparse.equal_rows(public)
-        open_: list[Ids] = []
-        for content, same in sparse.equal_rows(seen).items():
+        unsolved_clusters: list[Ids] = []
+        for content, equal_rows in sparse.equal_rows(seen).items():
             if verbatim := tokens_of_rows.get(content):
                 is_unused[verbatim] = False
-                groups.append(Group(np.array(same, np.int64), np.array(verbatim, np.int64)))
+                groups.append(Group(np.array(equal_rows, np.int64), np.array(verbatim, np.int64)))
             else:
-                open_.append(np.array(same, np.int64))
+                unsolved_clusters.append(np.array(equal_rows, np.int64))
         noise = _noise(seen)
         for reach in REACH:
             unsolved: list[Ids] = []
-            for number, rows in enumerate(open_):
-                result = None
+            for number, rows in enumerate(unsolved_clusters):
+                members = None
                 if budget.left() > 0:
-                    result = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
+                    members = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
                     budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
-                    budget.progress(number / len(open_))
-                if result is None:
+                    budget.progress(number / len(unsolved_clusters))
+                if members is None:
                     unsolved.append(rows)
                     continue
-                is_unused[result] = False
-                groups.append(Group(rows, result, np.full((len(rows), len(result)), 1 / len(result))))
-            open_ = unsolved
-        flat = [np.zeros((len(one.rows), len(one.members))) for one in groups]
-        for rows in open_:
-            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
+                is_unused[members] = False
+                groups.append(Group(rows, members, np.full((len(rows), len(members)), 1 / len(members))))
+            unsolved_clusters = unsolved
+        likelihoods = [np.zeros((len(one.rows), len(one.members))) for one in groups]
+        for rows in unsolved_clusters:
+            group, log_likelihood = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
-            flat.append(values)
-        return Candidates(tuple(groups), tuple(flat))
+            likelihoods.append(log_likelihood)
+        return Candidates(tuple(groups), tuple(likelihoods))
 
     def _members(
         self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, reach: int | None
@@ -115,23 +115,23 @@ class MeanSolve(Solver):
         rows = tokens[among]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices
         for _ in range(MAX_ROUNDS):
-            on, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
-            selected = pool[on[0]]
+            is_member, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
+            selected = pool[is_member[0]]
             if not len(selected):
                 return None
-            left = float(sparse.misfit(mean[None], rows[selected])[0])
-            if left <= 10 * noise:
+            misfit = float(sparse.misfit(mean[None], rows[selected])[0])
+            if misfit <= 10 * noise:
                 return among[selected].numpy() if len(selected) == size else None
-            more = sparse.best_added(rows, rows[selected], mean, self.more)
-            pool = torch.cat([selected, more]).unique()
+            added = sparse.best_added(rows, rows[selected], mean, self.more)
+            pool = torch.cat([selected, added]).unique()
             pool = pool if len(pool) <= d // 2 else pool[: d // 2]
         return None
 
 
 def _noise(table: Tensor) -> float:
     """Returns the relative error of a row by storage, taken from whether bf16 or fp16 can hold the table's numbers."""
-    part = table[: 1 << 12]
-    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT_MISFIT)
+    sample = table[: 1 << 12]
+    return next((off for kind, off in ROUNDINGS if torch.equal(sample.to(kind).float(), sample)), EXACT_MISFIT)
 
 
 def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:

@@ -80,9 +80,9 @@ class SortableRows:
 
     def distance(self, points: int) -> float:
         """Returns how near a sample of fingerprints lies to public ones, relative to their median distance to them."""
-        part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE_ROWS, len(self.seen))).long()]
-        apart = torch.cdist(*replace(self, seen=part).fingerprints(points))
-        return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
+        sample = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE_ROWS, len(self.seen))).long()]
+        distances = torch.cdist(*replace(self, seen=sample).fingerprints(points))
+        return float((distances.amin(1) / distances.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
         """Returns (n, points) the fingerprints of the rows seen and of the public rows."""
@@ -103,12 +103,12 @@ def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
 def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
     """Returns each row of table reader^T, sorted, at `points` places from the smallest to the largest number."""
     width = table.shape[1] if reader is None else len(reader)
-    places = torch.linspace(0, width - 1, min(points, width)).round().long()
-    result = []
+    columns = torch.linspace(0, width - 1, min(points, width)).round().long()
+    sorted_blocks = []
     for block in table.split(ROWS_AT_A_TIME):
         rows = block if reader is None else block @ reader.T
-        result.append(rows.sort(dim=1).values[:, places])
-    return torch.cat(result)
+        sorted_blocks.append(rows.sort(dim=1).values[:, columns])
+    return torch.cat(sorted_blocks)
 
 
 def products(seen: Model, public: Model) -> Iterator[SortableRows]:
@@ -116,36 +116,37 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
 
     Each matrix is taken as it is, and with each changed gain of its layer folded in.
     """
-    ours, theirs = public.table, seen.table
-    yield SortableRows("table", theirs, ours)
-    size, d = ours.shape
+    public_table, seen_table = public.table, seen.table
+    yield SortableRows("table", seen_table, public_table)
+    size, d = public_table.shape
     readers = 0
     for name in public.tensors:
         if readers == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
             continue
         reader, changed = public.tensors[name], seen.tensors[name]
-        layers = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
-        if layers and changed.shape == reader.shape and not torch.equal(reader, changed):
+        reads_stream = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
+        if reads_stream and changed.shape == reader.shape and not torch.equal(reader, changed):
             readers += 1
-            yield SortableRows(name, theirs, ours, changed.float(), reader.float())
+            yield SortableRows(name, seen_table, public_table, changed.float(), reader.float())
             for gain in gains_beside(public, name):
-                value, left = public.tensors[gain], seen.tensors.get(gain)
-                if left is None or not torch.equal(value, left):  # what is folded into the reader leaves its norm
-                    folded = reader.float() * value.float()
-                    yield SortableRows(f"{name} x {gain}", theirs, ours, changed.float(), folded)
+                public_gain, seen_gain = public.tensors[gain], seen.tensors.get(gain)
+                # what is folded into the reader leaves its norm
+                if seen_gain is None or not torch.equal(public_gain, seen_gain):
+                    folded = reader.float() * public_gain.float()
+                    yield SortableRows(f"{name} x {gain}", seen_table, public_table, changed.float(), folded)
 
 
 def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[SortableRows], float]:
     """Returns the products whose rows keep their lengths and the best fit. If none does, the product that fits best."""
-    every = [(one.fit, one) for one in products(transcript.model, required(knowledge.public_model))]
-    least = min(fit for fit, _ in every)
-    return [one for fit, one in every if fit <= max(tolerance, least)], least
+    fits = [(one.fit, one) for one in products(transcript.model, required(knowledge.public_model))]
+    best_fit = min(fit for fit, _ in fits)
+    return [one for fit, one in fits if fit <= max(tolerance, best_fit)], best_fit
 
 
 def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
     """Returns, of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
-    result, _ = fitting(transcript, knowledge, tolerance)
-    return result[0] if len(result) == 1 else min(result, key=lambda one: one.distance(points))
+    candidates, _ = fitting(transcript, knowledge, tolerance)
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda one: one.distance(points))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def unit(rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
 
 
-def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
+def random_directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
     """Returns (d, size) random orthonormal columns."""
     return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
 
@@ -33,11 +33,11 @@ def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
 def bases(near: Tensor) -> Tensor:
     """Returns (b, d, m) orthonormal columns of the spans of (b, m, d) rows."""
     rows = near.double()
-    values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
-    return (rows.transpose(1, 2) @ (vectors / values.clamp_min(MIN_EIGENVALUE).sqrt()[:, None, :])).float()
+    eigenvalues, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
+    return (rows.transpose(1, 2) @ (vectors / eigenvalues.clamp_min(MIN_EIGENVALUE).sqrt()[:, None, :])).float()
 
 
-def explained(tokens: Tensor, row_groups: Tensor) -> Tensor:
+def explained_shares(tokens: Tensor, row_groups: Tensor) -> Tensor:
     """Returns (b, n) the share of each token's (n, d) squared length in the span of each group of rows (b, m, d)."""
     b, m, d = row_groups.shape
     stacked = bases(row_groups).permute(1, 0, 2).reshape(d, b * m)
@@ -62,15 +62,15 @@ def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Ten
     """
     tokens, target = tokens.double(), target.double()
     gram = tokens @ tokens.transpose(1, 2)
-    right = (tokens @ target[:, :, None])[:, :, 0]
+    products = (tokens @ target[:, :, None])[:, :, 0]
     error = noise / tokens.shape[2] ** 0.5  # for each coordinate
     eye = torch.eye(gram.shape[1], dtype=gram.dtype)
-    active = torch.ones(right.shape, dtype=torch.bool)
-    weights = right
+    active = torch.ones(products.shape, dtype=torch.bool)
+    weights = products
     for number in range(MAX_ROUNDS):
-        on = active.double()
-        inverse = torch.linalg.inv(gram * on[:, :, None] * on[:, None, :] + eye * (1 - on + 1e-12)[:, None, :])
-        weights = (inverse @ (right * on)[:, :, None])[:, :, 0] * on
+        mask = active.double()
+        inverse = torch.linalg.inv(gram * mask[:, :, None] * mask[:, None, :] + eye * (1 - mask + 1e-12)[:, None, :])
+        weights = (inverse @ (products * mask)[:, :, None])[:, :, 0] * mask
         strictness = STRICTNESS[min(number, len(STRICTNESS) - 1)]
         limit = strictness * error * torch.diagonal(inverse, dim1=1, dim2=2).clamp_min(0).sqrt()
         dropped = active & (weights <= limit)
@@ -89,9 +89,9 @@ def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
 def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
     """Returns (count,) the tokens (n, d) that most reduce the target's misfit, each added alone to those present."""
     basis = torch.linalg.qr(present.double().T)[0].float()
-    rest = target - basis @ (basis.T @ target)
-    new = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
-    return ((tokens @ rest) / new).topk(min(count, len(tokens))).indices
+    residual = target - basis @ (basis.T @ target)
+    new_lengths = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
+    return ((tokens @ residual) / new_lengths).topk(min(count, len(tokens))).indices
 
 
 def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
@@ -114,16 +114,16 @@ def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
     return same
 
 
-def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
-    """Returns the rows and columns of each connected part of `mixes`, (r, c) whether row i mixes token j.
+def connected_parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
+    """Returns the rows and columns of each connected part of `mixes` (r, c): whether each row mixes each token.
 
-    If some part has more tokens than rows, or no tokens, the parts cannot be clusters: then the whole is returned.
+    If a part has more tokens than rows, or no tokens, the parts are no clusters, and all rows and tokens are one part.
     """
     r, c = mixes.shape
     graph = np.zeros((r + c, r + c), np.bool_)
     graph[:r, r:] = mixes
     count, label = connected_components(graph, directed=False)
-    result = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
-    if all(0 < len(those) <= len(part) for part, those in result):
-        return result
+    connected = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
+    if all(0 < len(those) <= len(part) for part, those in connected):
+        return connected
     return [(np.arange(r), np.arange(c))]

@@ -27,6 +27,7 @@ but all rows are named as members, which says nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     return np.asarray((after - factor * before).norm(dim=1).numpy(), np.float64)
 
 
-def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
+def occurring_rows(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
     """Returns (n,) whether each scrambled id occurred in training, by the table (n, d) before and after it."""
     grew = (tuned.abs() > uploaded.abs()) | (tuned * uploaded < 0)
     return np.asarray(grew.any(dim=1).numpy(), np.bool_)
@@ -75,27 +76,27 @@ class TunedRows(Solver):
     assumes = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        result = _tables(transcript)
-        if isinstance(result, str):
-            return result
-        return None if movement(*result).any() else "fine-tuning left the table unchanged"
+        tables = _tables(transcript)
+        if isinstance(tables, str):
+            return tables
+        return None if movement(*tables).any() else "fine-tuning left the table unchanged"
 
     @staticmethod
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
         """Returns (n,) whether the private texts contain each scrambled id. None: a table is missing."""
-        result = _tables(transcript)
-        return None if isinstance(result, str) else members(*result)
+        tables = _tables(transcript)
+        return None if isinstance(tables, str) else occurring_rows(*tables)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         candidates = required(knowledge.candidates)
-        result = _tables(transcript)
-        assert not isinstance(result, str)
-        seen = standard(movement(*result))
-        known = standard(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)).astype(np.float64))
+        tables = _tables(transcript)
+        assert not isinstance(tables, str)
+        movements = normal_scores(movement(*tables))
+        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)))
         likelihood = tuple(
-            prior - (seen[group.rows][:, None] - known[group.members][None]) ** 2 / (2 * self.spread**2)
+            prior - (movements[group.rows][:, None] - public_counts[group.members][None]) ** 2 / (2 * self.spread**2)
             for group, prior in zip(candidates.groups, candidates.likelihood, strict=True)
         )
         return Candidates(candidates.groups, likelihood)
@@ -116,7 +117,7 @@ def _size(table: torch.Tensor) -> str:
     return f"{len(table)} x {table.shape[1]}"
 
 
-def standard(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def normal_scores(values: NDArray[Any]) -> NDArray[np.float64]:
     """Returns each value's rank as a standard normal quantile. Two scales that grow together become comparable."""
     from scipy.special import ndtri
     from scipy.stats import rankdata

@@ -37,8 +37,8 @@ from milkglass.attacks.gradients.dager_layers import (
     blocks,
     checking_work,
     chosen_texts,
-    farthest,
     grown_texts,
+    largest_distances,
     spans_of,
     states,
     tokens_in_spans,
@@ -97,25 +97,25 @@ class Combiner:
             count: how many texts the batch holds.
         """
         remaining, expected = [list(one) for one in options], sorted(lengths)
-        result = list[TokenTuple]()
+        texts = list[TokenTuple]()
         for number in range(count):
-            tried = [self.best(remaining[:length], result, budget, rng) for length in sorted(set(expected))]
-            text, distance = min(tried, key=lambda one: one[1])
-            if not text or (distance >= self.tolerance and not _unused_options(options, result)):
-                repeats = [one for one in result if len(one) in expected]
+            best_of_lengths = [self.best(remaining[:length], texts, budget, rng) for length in sorted(set(expected))]
+            text, distance = min(best_of_lengths, key=lambda one: one[1])
+            if not text or (distance >= self.tolerance and not _unused_options(options, texts)):
+                repeats = [one for one in texts if len(one) in expected]
                 text = min(repeats, key=lambda one: self._nearest([one], budget)[1]) if repeats else text
             if not text:
                 break
-            result.append(text)
+            texts.append(text)
             if lengths_known:
                 expected.remove(len(text))
             if budget.left() <= 0 or (lengths_known and not expected):
                 break
             for position, tokens in enumerate(options):
-                others = sum(one > position for one in expected) if lengths_known else count - number - 1
-                unmet = [token for at, token in _unused_options(options, result) if at == position]
-                remaining[position] = unmet if unmet and len(unmet) >= others else list(tokens)
-        return result
+                texts_to_come = sum(one > position for one in expected) if lengths_known else count - number - 1
+                unmet = [token for at, token in _unused_options(options, texts) if at == position]
+                remaining[position] = unmet if unmet and len(unmet) >= texts_to_come else list(tokens)
+        return texts
 
     def best(
         self, options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], budget: Budget, rng: np.random.Generator
@@ -139,13 +139,13 @@ class Combiner:
         """Returns the nearest text and its distance, of those that are tried before the budget is spent."""
         distances = list[Tensor]()
         for block in blocks(texts):
-            distances.append(farthest(self.spans, states(self.attention_input, block)).mean(1))
+            distances.append(largest_distances(self.spans, states(self.attention_input, block)).mean(1))
             budget.spend(checking_work(self.attention_input, self.spans, len(block) * len(block[0])))
             if budget.left() <= 0:
                 break
         mean_distances = torch.cat(distances)
-        at = int(mean_distances.argmin())
-        return texts[at], float(mean_distances[at])
+        index = int(mean_distances.argmin())
+        return texts[index], float(mean_distances[index])
 
     def _descend(
         self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
@@ -245,13 +245,14 @@ class DAGER(Inversion):
         return reasons[0] if reasons and all(reasons) else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        found = self._find_texts(batch, budget, rng)
-        if batch.step.task == "next-token" and len(found) == batch.size:
-            found = completed(batch, found)
-        texts = [np.array(one, np.int64) for one in found]
+        token_tuples = self._find_texts(batch, budget, rng)
+        if batch.step.task == "next-token" and len(token_tuples) == batch.size:
+            token_tuples = with_last_tokens(batch, token_tuples)
+        texts = [np.array(one, np.int64) for one in token_tuples]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
     def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
+        """Returns the texts that the layers read, in any order; fewer if spans or time do not allow more."""
         lengths = _lengths(batch)
         low, high = (AttentionInput(batch.step, layer) for layer in (0, 1))
         total = None if lengths is None else sum(lengths)
@@ -274,7 +275,7 @@ class DAGER(Inversion):
 
 
 def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
-    """Returns why nothing can be found of one batch whatever its values, or None."""
+    """Returns why no text of the batch can be found, whatever its gradients are, or None."""
     lengths = _lengths(batch)
     for number, attention_input in enumerate(first_layers):
         names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
@@ -314,24 +315,24 @@ def _possible_lengths(options: list[tuple[int, ...]]) -> list[int]:
     return [at + 1 for at, tokens in enumerate(options) if set(tokens) & set(options[-1])]
 
 
-def completed(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
+def with_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
     """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
     grad = _head_gradient(batch)
     if grad is None or not all(texts):
         return list(texts)
     unexplained, last_states = _unexplained_gradient(batch, grad, texts)
     count = sum(len(one) for one in texts)  # of predictions
-    share = (
-        -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
-    )  # (v, b) of each text's state in each row
+    # (v, b) of each text's state in each row
+    share = -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
     read = sorted({token for one in texts for token in one})
     share[read] = -torch.inf
     best, token = share.max(0)
-    result = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
-    for at in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
-        tried = [[*result[:at], (*texts[at], last), *result[at + 1 :]] for last in [int(token[at]), *read]]
-        result = min(tried, key=lambda part: _misfit(batch, part))
-    return result
+    completed = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
+    for row in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
+        lasts = [int(token[row]), *read]
+        alternatives = [[*completed[:row], (*texts[row], last), *completed[row + 1 :]] for last in lasts]
+        completed = min(alternatives, key=lambda one: _misfit(batch, one))
+    return completed
 
 
 def _head_gradient(batch: SharedBatch) -> Tensor | None:

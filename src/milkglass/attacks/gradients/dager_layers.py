@@ -103,9 +103,9 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
 def layers(module: Any) -> nn.ModuleList:
     """Returns the model's layers. Raises UnsupportedModel if no module list has as many as the config says."""
     count = int(module.config.num_hidden_layers)
-    for one in module.modules():
-        if isinstance(one, nn.ModuleList) and len(one) == count:
-            return one
+    for submodule in module.modules():
+        if isinstance(submodule, nn.ModuleList) and len(submodule) == count:
+            return submodule
     raise UnsupportedModel(f"no list of {count} layers is in this model", "give a model of another family")
 
 
@@ -123,12 +123,12 @@ def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matri
 
 def _follower(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
     """Returns the second half of the adapter whose first half this module is, or None."""
-    for one in model.modules():
-        first, second = getattr(one, "lora_A", None), getattr(one, "lora_B", None)
-        if isinstance(first, nn.ModuleDict) and isinstance(second, nn.ModuleDict):
-            for key, half in first.items():
-                if half is module:
-                    return names[id(second[key].weight)]
+    for submodule in model.modules():
+        first_halves, second_halves = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
+        if isinstance(first_halves, nn.ModuleDict) and isinstance(second_halves, nn.ModuleDict):
+            for key, first_half in first_halves.items():
+                if first_half is module:
+                    return names[id(second_halves[key].weight)]
     return None
 
 
@@ -139,46 +139,48 @@ class SpanTokens:
     Attributes:
         tokens: for each position the tokens in the span, nearest first.
         nearest: (t,) the nearest token of each position, in the span or not.
-        placed: whether the state depends on the position; else one entry is for all.
+        depends_on_position: whether the state depends on the position; else one entry is for all.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     nearest: tuple[int, ...]
-    placed: bool
+    depends_on_position: bool
 
     def at(self, position: int) -> tuple[int, ...]:
         """Returns the tokens in the span at a position, nearest first."""
-        return self.tokens[position if self.placed else 0]
+        return self.tokens[position if self.depends_on_position else 0]
 
 
-def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None = None) -> list[Span]:
+def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None) -> list[Span]:
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
+
+    `total` is the number of tokens of the batch, if it is known.
 
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
     at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
 
     With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
     """
-    projection_grads, result = [], []
+    projection_grads, adapter_spans = [], []
     for matrix in attention_input.matrices:
         grad = batch.tensor(matrix.name)
         if grad is not None:
             projection_grads.append(grad.T if matrix.transposed else grad)
-        second = None if matrix.second_half is None else batch.tensor(matrix.second_half)
-        if second is not None:
+        second_grad = None if matrix.second_half is None else batch.tensor(matrix.second_half)
+        if second_grad is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
-            result.append(row_space([second], weight))
-    spans = [one for one in result if one.rank and not one.full]
+            adapter_spans.append(row_space([second_grad], weight))
+    spans = [one for one in adapter_spans if one.rank and not one.is_full]
     if projection_grads:
         stacked = row_space(projection_grads)
         vectors_fit = total is not None and total <= stacked.rank
         # what was normalised has a dimension less than the model, so that all of the vocabulary would be in it
-        if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.full):
+        if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.is_full):
             spans.append(stacked)
     return [one for one in spans if one.rank == max(other.rank for other in spans)]
 
 
-def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
+def largest_distances(spans: Sequence[Span], vectors: Tensor) -> Tensor:
     """Returns (...) the largest distance of vectors (..., d) from any of the spans."""
     return torch.stack([one.distances(vectors) for one in spans]).amax(0)
 
@@ -206,15 +208,15 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     distances = []
     for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
         embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
-        distances.append(farthest(spans, attention_input.read(embeds)))
+        distances.append(largest_distances(spans, attention_input.read(embeds)))
     return torch.cat(distances)
 
 
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
-    part = torch.arange(min(8, len(attention_input.step.table)))
-    seen = attention_input.read(attention_input.step.embedded(part[:, None].expand(-1, 2)).detach())
-    return not torch.allclose(seen[:, 0], seen[:, 1], rtol=1e-4, atol=1e-6)
+    first_ids = torch.arange(min(8, len(attention_input.step.table)))
+    states_there = attention_input.read(attention_input.step.embedded(first_ids[:, None].expand(-1, 2)).detach())
+    return not torch.allclose(states_there[:, 0], states_there[:, 1], rtol=1e-4, atol=1e-6)
 
 
 def grown_texts(
@@ -243,7 +245,8 @@ def grown_texts(
         longer = [(*prefix, token) for prefix in alive for token in options]
         if not longer or budget.left() <= 0:
             break
-        distances = torch.cat([farthest(spans, states(attention_input, part)[:, -1]) for part in blocks(longer)])
+        last_states = (states(attention_input, block)[:, -1] for block in blocks(longer))
+        distances = torch.cat([largest_distances(spans, one) for one in last_states])
         budget.spend(checking_work(attention_input, spans, len(longer) * (position + 1)))
         nearest = [one for one in distances.argsort().tolist() if distances[one] < tolerance][:most]
         survivors = [longer[one] for one in nearest]
@@ -310,5 +313,5 @@ def chosen_texts(
 def _added(rows: Tensor, basis: Tensor) -> Tensor:
     """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
     outside = rows - (rows @ basis) @ basis.T
-    _, values, right = torch.linalg.svd(outside, full_matrices=False)
-    return right[values > MIN_DISTINCT_DISTANCE].T
+    _, singular_values, right_vectors = torch.linalg.svd(outside, full_matrices=False)
+    return right_vectors[singular_values > MIN_DISTINCT_DISTANCE].T

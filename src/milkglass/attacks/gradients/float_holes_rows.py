@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import MAX_SHARE_OF_ROWS, NOT_SHARED, dealt, table_gradient
+from milkglass.attacks.gradients.free_tokens import MAX_SHARE_OF_ROWS, NOT_SHARED, deal_out, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -67,8 +67,8 @@ class Holes:
         up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
         hit = np.zeros(x.shape, np.bool_)
         for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
-            part = ~hit & ((x + n) == y)
-            hit[part] = self.noise(n[part])
+            is_candidate = ~hit & ((x + n) == y)
+            hit[is_candidate] = self.noise(n[is_candidate])
         return hit
 
 
@@ -86,12 +86,12 @@ class FloatHolesRows(Inversion):
         return "noise of this width reaches every number" if holes(batch).share < MIN_SHARE else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        rows, hole = required(table_gradient(batch)).float().numpy(), holes(batch)
-        noise = np.concatenate(
-            [hole.noise(rows[at : at + ROWS_AT_A_TIME]).all(1) for at in range(0, len(rows), ROWS_AT_A_TIME)]
+        rows, noise_holes = required(table_gradient(batch)).float().numpy(), holes(batch)
+        is_noise = np.concatenate(
+            [noise_holes.noise(rows[at : at + ROWS_AT_A_TIME]).all(1) for at in range(0, len(rows), ROWS_AT_A_TIME)]
         )
-        named = np.flatnonzero(~noise)
-        return dealt(named if len(named) <= MAX_SHARE_OF_ROWS * len(rows) else named[:0], batch)
+        read_ids = np.flatnonzero(~is_noise)
+        return deal_out(read_ids if len(read_ids) <= MAX_SHARE_OF_ROWS * len(rows) else read_ids[:0], batch)
 
 
 def holes(batch: SharedBatch) -> Holes:

@@ -65,7 +65,7 @@ class FreeTokens(Inversion):
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
-        return dealt(None if grad is None else read_tokens(grad, self.apart), batch)
+        return deal_out(None if grad is None else read_tokens(grad, self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:
@@ -83,26 +83,24 @@ def read_tokens(grad: Tensor, apart: float = 1e-2) -> Ids | None:
     """
     was_read = (grad != 0).any(1)
     if int(was_read.sum()) > MAX_SHARE_OF_ROWS * len(grad):
-        was_read = _unlike(grad, apart)
-    return (
-        device.array(was_read.nonzero()[:, 0]).astype(np.int64)
-        if 0 < int(was_read.sum()) <= MAX_SHARE_OF_ROWS * len(grad)
-        else None
-    )
+        was_read = _is_outside_span(grad, apart)
+    if not 0 < int(was_read.sum()) <= MAX_SHARE_OF_ROWS * len(grad):
+        return None
+    return device.array(was_read.nonzero()[:, 0]).astype(np.int64)
 
 
-def _unlike(grad: Tensor, apart: float) -> Tensor:
+def _is_outside_span(grad: Tensor, apart: float) -> Tensor:
     """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
     norms = grad.double().norm(dim=1)
     order = norms.argsort()[int((norms == 0).sum()) :]
     small = order[: min(SAMPLE_ROWS, len(grad) // 2)]
     span = row_space([(grad[small].double() / norms[small, None]).to(grad.dtype)])
     if span.rank >= min(grad.shape[1], len(small)):
-        return _outstanding(norms.square())
+        return _is_above_noise(norms.square())
     return (span.distances(grad) > apart) & (norms > 0)
 
 
-def _outstanding(squares: Tensor) -> Tensor:
+def _is_above_noise(squares: Tensor) -> Tensor:
     """Returns (v,) which rows, by their squared lengths (v,), are too long to be noise.
 
     Rows of noise have nearly equal lengths (a sum of d independent squares). If most lengths are not nearly equal, none
@@ -115,9 +113,9 @@ def _outstanding(squares: Tensor) -> Tensor:
     return squares > median + MIN_SIGMAS * spread
 
 
-def dealt(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
-    """Deals out the tokens to texts, by the lengths or else evenly. None: there are no tokens."""
+def deal_out(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
+    """Returns the tokens as texts of the batch, dealt out by the lengths or else evenly. None: there are no tokens."""
     ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
-    ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)
-    return np.split(ids, ends[:-1])
+    text_ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)
+    return np.split(ids, text_ends[:-1])

@@ -44,8 +44,8 @@ class SharedBatch:
 
     def tensor(self, name: str) -> torch.Tensor | None:
         """Returns a parameter's gradient by its full name, where the model is. None: it was not shared."""
-        result = self.seen.tensors.get(name)
-        return None if result is None else result.to(self.step.device)
+        gradient = self.seen.tensors.get(name)
+        return None if gradient is None else gradient.to(self.step.device)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -57,6 +57,13 @@ class SharedBatch:
         lengths = required(self.lengths)
         inside = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
         return inside.long().to(self.step.device)
+
+
+def require_positive(attack: Attack, *names: str) -> None:
+    """Raises UsageError for the first of these parameters that is below 1."""
+    for name in names:
+        if (value := getattr(attack, name)) < 1:
+            raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
 
 
 class Inversion(Attack):
@@ -78,31 +85,31 @@ class Inversion(Attack):
         return next(filter(None, map(self.misses, batches(transcript, knowledge))), None)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        result: list[Ids] = []
+        all_texts: list[Ids] = []
         all_batches = batches(transcript, knowledge)
         for number, batch in enumerate(all_batches):
             share = budget.part(1 / (len(all_batches) - number))
             texts = self.invert(batch, share, rng)
             if len(texts) != batch.size:
                 raise ValueError(f"{len(texts)} texts for a batch of {batch.size}")
-            result += texts
+            all_texts += texts
             budget.progress((number + 1) / len(all_batches))
-        return Guess(texts=Sequences.of(result))
+        return Guess(texts=Sequences.of(all_texts))
 
 
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     """Returns a batch for each gradient, with its part of the knowledge. Raises UsageError for another number."""
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
-    for name, values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
-        if values is not None and len(values) != total:
-            raise UsageError(f"{len(values)} {name} for {total} texts", "give one for each text, or none")
-    result, start = [], 0
+    for name, known_values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
+        if known_values is not None and len(known_values) != total:
+            raise UsageError(f"{len(known_values)} {name} for {total} texts", "give one for each text, or none")
+    shared_batches, start = [], 0
     for gradients in seen:
         texts_of_batch = slice(start, start + gradients.batch_size)
         labels, lengths = (None if k is None else k[texts_of_batch] for k in (knowledge.labels, knowledge.lengths))
-        result.append(
+        shared_batches.append(
             SharedBatch(gradients, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
         )
         start += gradients.batch_size
-    return result
+    return shared_batches

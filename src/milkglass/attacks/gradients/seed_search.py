@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, dealt, read_tokens, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, deal_out, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -78,24 +79,24 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return dealt(None if seed is None else read_tokens(_Drawn(grad).bare(grad, seed)), batch)
+        return deal_out(None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
-        embeddings_noise = _Drawn(grad)
-        tests = embeddings_noise.tests(device.array(grad[0].double()))
+        model = _NoiseModel(grad)
 
         def stopped() -> bool:
-            over = budget.left() <= 0
+            is_over = budget.left() <= 0
             budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * TWIST_OFFSET / 20))
-            return over
+            return is_over
 
+        tests = model.tests(device.array(grad[0].double()))
         passing = search(tests, self.first, self.count, stopped, self.threads)
-        return next((one for one in passing if embeddings_noise.fits(grad, one)), None)
+        return next((seed for seed in passing if model.fits(grad, seed)), None)
 
 
-class _Drawn:
-    """How the noise was drawn.
+class _NoiseModel:
+    """The law of the noise, and what a seed makes of it.
 
     Attributes:
         gaussian: whether it is Gaussian; else it is Laplacian.
@@ -110,6 +111,7 @@ class _Drawn:
         self.width = float(sizes.median()) / (0.674490 if self.gaussian else math.log(2) / math.sqrt(2))
 
     def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        """Returns the indices of outputs, each with a test that the seed of a row (d,) of noise passes."""
         return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
 
     def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
@@ -117,19 +119,19 @@ class _Drawn:
         square = (row[0] ** 2 + row[8] ** 2) / self.width**2
         angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
         bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * MAX_WIDTH_ERROR, 2 * MAX_WIDTH_ERROR)]
-        middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
-        return ((8, _near_test(24, angle, 1e-5)), (0, _near_test(24, middle, half)))
+        middle, half_width = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
+        return ((8, _near_test(24, angle, 1e-5)), (0, _near_test(24, middle, half_width)))
 
     def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
         """Returns the tests of a seed of Laplacian noise: each of the row's first numbers, within the width's error."""
         tests = []
-        for at, value in enumerate(row[:NUMBERS_COMPARED]):
+        for index, entry in enumerate(row[:NUMBERS_COMPARED]):
             sizes = [
-                abs(value) * math.sqrt(2) / self.width * (1 + step) for step in (-MAX_WIDTH_ERROR, MAX_WIDTH_ERROR)
+                abs(entry) * math.sqrt(2) / self.width * (1 + step) for step in (-MAX_WIDTH_ERROR, MAX_WIDTH_ERROR)
             ]
-            low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), value) for one in sizes)
+            low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), entry) for one in sizes)
             # of 53 bits, the highest 21 are the lowest of the first output
-            tests.append((2 * at, _near_test(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
+            tests.append((2 * index, _near_test(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
         return tests
 
     def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
@@ -142,82 +144,86 @@ class _Drawn:
 
     def fits(self, grad: torch.Tensor, seed: int) -> bool:
         """Returns whether the first rows are this noise, apart from a few of them."""
-        part = grad[:ROWS_COMPARED].double()
-        pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten().to(part.device)])
-        return bool(torch.corrcoef(pair)[0, 1] > MIN_CORRELATION)
+        first_rows = grad[:ROWS_COMPARED].double()
+        noise = self.noise(first_rows.shape, seed).to(first_rows.device)
+        return bool(torch.corrcoef(torch.stack([first_rows.flatten(), noise.flatten()]))[0, 1] > MIN_CORRELATION)
 
-    def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
+    def without_noise(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
         """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
-        noise, whole = self.noise(grad.shape, seed).to(grad.device), grad.double()
-        width = float((whole[:, 0] / noise[:, 0]).median())
-        rest = whole - width * noise
-        return torch.where(rest.abs() > MIN_ENTRY * width, rest, 0.0).float()
+        noise, noisy = self.noise(grad.shape, seed).to(grad.device), grad.double()
+        width = float((noisy[:, 0] / noise[:, 0]).median())
+        bare = noisy - width * noise
+        return torch.where(bare.abs() > MIN_ENTRY * width, bare, 0.0).float()
 
 
-def _near_test(bits: int, middle: float, half: float) -> Test:
+def _near_test(bits: int, middle: float, half_width: float) -> Test:
     """Returns a test whether an output's lowest bits, as a number from 0 to 1, are near `middle`, around the circle."""
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 
     def test(words: Words) -> NDArray[np.bool_]:
         apart = np.abs((words & mask) * scale - middle)
-        return np.minimum(apart, 1 - apart) <= half
+        return np.minimum(apart, 1 - apart) <= half_width
 
     return test
 
 
-def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds at ascending places below 227, where the first twist uses no new word."""
+def outputs(seeds: Words, indices: Sequence[int]) -> Iterator[Words]:
+    """Yields the outputs (n,) of all seeds with these ascending indices, below 227: there a twist uses no new word."""
     state, high = seeds.copy(), np.empty_like(seeds)
     kept_states: dict[int, Words] = {0: seeds}
-    expected = {at + step for at in places for step in (0, 1)}
-    ends = {at + TWIST_OFFSET: at for at in places}
-    for i in range(1, max(ends) + 1):
+    kept = {index + step for index in indices for step in (0, 1)}
+    last_words = {index + TWIST_OFFSET for index in indices}
+    for i in range(1, max(last_words) + 1):
         np.right_shift(state, np.uint32(30), out=high)
         np.bitwise_xor(state, high, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
-        if i in expected:
+        if i in kept:
             kept_states[i] = state.copy()
-        if i in ends:
-            at = ends[i]
-            yield _temper(_twist(kept_states[at], kept_states[at + 1], state))
+        if i in last_words:
+            index = i - TWIST_OFFSET
+            yield _temper(_twist(kept_states[index], kept_states[index + 1], state))
 
 
 def search(
     tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
-    """Yields every seed from `first` on whose outputs at these places pass their tests; the first is a sieve."""
-    starts = range(first, min(first + count, SEED_COUNT), SEEDS_AT_A_TIME)
+    """Yields every seed, of `count` from `first` on, whose outputs pass their tests.
+
+    `tests` are pairs of an output's index and its test; the first is a sieve. `stopped` is asked before some blocks.
+    """
+    stop = min(first + count, SEED_COUNT)
+    starts = range(first, stop, SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
-        for at in range(0, len(starts), 4 * threads):
+        for number in range(0, len(starts), 4 * threads):
             if stopped():
                 return
-            part = starts[at : at + 4 * threads]
-            for seeds in pool.map(
-                lambda start: _passing(tests, start, min(SEEDS_AT_A_TIME, first + count - start)), part
-            ):
-                yield from seeds
+            blocks = [
+                range(start, min(start + SEEDS_AT_A_TIME, stop)) for start in starts[number : number + 4 * threads]
+            ]
+            for passing in pool.map(partial(_passing, tests), blocks):
+                yield from passing
 
 
-def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
+def _passing(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
     """Returns the seeds of a block whose outputs pass all tests."""
-    seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
-    place, test = tests[0]
-    (outputs_there,) = outputs(seeds, [place])
-    sieved = seeds[test(outputs_there)]
+    seeds = np.arange(block.start, block.stop, dtype=np.uint64).astype(np.uint32)
+    sieve_index, sieve_test = tests[0]
+    (words_out,) = outputs(seeds, [sieve_index])
+    sieved = seeds[sieve_test(words_out)]
     if not len(sieved):
         return []
     passed = np.ones(len(sieved), np.bool_)
-    rest = dict(tests)
-    for at, outputs_there in zip(sorted(rest), outputs(sieved, sorted(rest)), strict=True):
-        passed &= rest[at](outputs_there)
-    return [int(one) for one in sieved[passed]]
+    test_of_index = dict(tests)
+    for index, words_out in zip(sorted(test_of_index), outputs(sieved, sorted(test_of_index)), strict=True):
+        passed &= test_of_index[index](words_out)
+    return sieved[passed].tolist()
 
 
-def _twist(one: Words, two: Words, far: Words) -> Words:
+def _twist(word: Words, next_word: Words, far_word: Words) -> Words:
     """Returns the Mersenne Twister's next words from the words at j, j + 1 and j + 397."""
-    mixed = (one & np.uint32(0x80000000)) | (two & np.uint32(0x7FFFFFFF))
-    return far ^ (mixed >> np.uint32(1)) ^ ((two & np.uint32(1)) * np.uint32(0x9908B0DF))
+    mixed = (word & np.uint32(0x80000000)) | (next_word & np.uint32(0x7FFFFFFF))
+    return far_word ^ (mixed >> np.uint32(1)) ^ ((next_word & np.uint32(1)) * np.uint32(0x9908B0DF))
 
 
 def _temper(y: Words) -> Words:

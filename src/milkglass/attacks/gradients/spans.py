@@ -32,15 +32,15 @@ class Span:
     Attributes:
         basis: (m, r) orthonormal columns, float64.
         through: (m, d) the matrix that multiplies vectors before they are compared. None: m = d, and there is none.
-        full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
-        values: (r,) singular values of the rows. None: their errors are not known.
+        is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
+        singular_values: (r,) of the rows. None: their errors are not known.
         error: the largest singular value of these errors, in the same units.
     """
 
     basis: Tensor
     through: Tensor | None
-    full: bool
-    values: Tensor | None = None
+    is_full: bool
+    singular_values: Tensor | None = None
     error: float = 0.0
 
     @property
@@ -52,22 +52,22 @@ class Span:
 
         They are exact where they are below MAX_SCREENED_DISTANCE.
 
-        With `values` they are in units of what the errors explain.
+        With `singular_values` they are in units of what the errors explain.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
         rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
         inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By what lies in the span: wrong by 1e-3 where little lies outside.
-        result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
-        close_ones = (result < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
+        distances = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
+        close_ones = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
         close = (
             flat[close_ones].double() if self.through is None else flat[close_ones].double() @ self.through.double().T
         )
-        rest = close - (close @ self.basis) @ self.basis.T  # by what lies outside
-        result[close_ones] = rest.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
-        if self.values is not None:
-            result = result / self._explained(inside, sizes, self.values)
-        return result.reshape(vectors.shape[:-1])
+        outside = close - (close @ self.basis) @ self.basis.T  # by what lies outside
+        distances[close_ones] = outside.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
+        if self.singular_values is not None:
+            distances = distances / self._explained(inside, sizes, self.singular_values)
+        return distances.reshape(vectors.shape[:-1])
 
     def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
         """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
@@ -86,12 +86,12 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
     if not nonzero:
         return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
     stacked = torch.cat([one.double() / one.double().norm() for one in nonzero])
-    _, values, right = torch.linalg.svd(stacked, full_matrices=False)
-    rank = numerical_rank(values, eps)
-    return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))
+    _, singular_values, right_vectors = torch.linalg.svd(stacked, full_matrices=False)
+    rank = numerical_rank(singular_values, eps)
+    return Span(right_vectors[:rank].T.contiguous(), through, rank == min(stacked.shape))
 
 
-def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
+def sent_rows(rows: Tensor, noise: float) -> Span:
     """Returns the span of rows (m, d) that were sent, with `noise` on each number, without directions that errors hide.
 
     The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random
@@ -102,21 +102,21 @@ def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
     steps = SUM_ROUNDINGS if rows.dtype in (torch.float32, torch.float64) else 1.0
     rounding = steps * torch.finfo(rows.dtype).eps * float(wide.square().mean().sqrt()) / 12**0.5
     error = math.hypot(rounding, noise) * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
-    _, values, right = torch.linalg.svd(wide, full_matrices=False)
-    rank = int((values > EDGE_FACTOR * error).sum())
-    return Span(right[:rank].T.contiguous(), None, rank == rows.shape[1], values[:rank], error)
+    _, singular_values, right_vectors = torch.linalg.svd(wide, full_matrices=False)
+    rank = int((singular_values > EDGE_FACTOR * error).sum())
+    return Span(right_vectors[:rank].T.contiguous(), None, rank == rows.shape[1], singular_values[:rank], error)
 
 
-def numerical_rank(values: Tensor, eps: float) -> int:
+def numerical_rank(singular_values: Tensor, eps: float) -> int:
     """Returns how many singular values, largest first, of numbers of precision `eps`, are more than rounding.
 
     The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps
     of the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that
     an exact zero beside a rounded one is no gap.
     """
-    relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
+    relative = (singular_values / singular_values[0].clamp_min(1e-300)).clamp_min(eps / 16)
     beyond = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]
     if not len(beyond):
-        return len(values)
+        return len(singular_values)
     gaps = relative[:-1][beyond] / relative[1:][beyond]
     return int(beyond[gaps.argmax()]) + 1

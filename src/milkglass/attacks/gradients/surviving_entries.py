@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.gradients.free_tokens import NOT_SHARED, read_tokens, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.errors import UsageError
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
@@ -58,9 +57,7 @@ class SurvivingEntries(Inversion):
     uses = frozenset({"lengths", "labels"})
 
     def __post_init__(self) -> None:
-        for name in ("evaluations", "starts"):
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+        require_positive(self, "evaluations", "starts")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if required(knowledge.step).task == "classification" and knowledge.labels is None:
@@ -77,25 +74,26 @@ class SurvivingEntries(Inversion):
         tokens = None if grad is None else read_tokens(grad)
         if grad is None or tokens is None:
             return [np.empty(0, np.int64)]
-        places = position_rows(batch)
-        length = max(len(tokens), 0 if places is None else len(places))
+        position_grads = position_rows(batch)
+        length = max(len(tokens), 0 if position_grads is None else len(position_grads))
         if batch.lengths is not None:
             length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
-            firsts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
-            if places is not None and len(places) == length:
-                firsts.insert(0, matched(grad[torch.from_numpy(tokens)], places, tokens))
-            search.improve(min(firsts, key=search.distance), rng)
+            starts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
+            if position_grads is not None and len(position_grads) == length:
+                starts.insert(0, matched(grad[torch.from_numpy(tokens)], position_grads, tokens))
+            search.improve(min(starts, key=search.distance), rng)
         return [search.best if length > 1 else tokens[:length]]
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
     """Returns (t, d) the gradient of learned positions up to its last nonzero row. None: there are none."""
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
-    words = batch.step.module.get_input_embeddings()
+    token_embedding = batch.step.module.get_input_embeddings()
     for module in batch.step.module.modules():
-        if isinstance(module, nn.Embedding) and module is not words and len(module.weight) > 2:  # types are two
+        # token types are two
+        if isinstance(module, nn.Embedding) and module is not token_embedding and len(module.weight) > 2:
             grad = batch.tensor(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
                 first = 0 if module.padding_idx is None else int(rows[0])
@@ -103,31 +101,38 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     return None
 
 
-def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
+def matched(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     """Returns (t,) the token whose row (k, d) agrees best with each position's (t, d), on entries of both."""
     from scipy.optimize import linear_sum_assignment
 
-    both = (rows[None] != 0) & (places[:, None] != 0)
-    near = (rows[None] - places[:, None]).abs() <= EQUAL_TOLERANCE * torch.maximum(
-        rows[None].abs(), places[:, None].abs()
+    in_both = (rows[None] != 0) & (position_grads[:, None] != 0)
+    is_equal = (rows[None] - position_grads[:, None]).abs() <= EQUAL_TOLERANCE * torch.maximum(
+        rows[None].abs(), position_grads[:, None].abs()
     )
-    gain = (both & near).sum(2).double() - (both & ~near).sum(2).double()  # (t, k)
-    result = np.full(len(places), -1)
-    at, which = linear_sum_assignment(device.array(gain), maximize=True)
-    result[at] = tokens[which]
-    left = np.flatnonzero(result < 0)  # more positions than tokens: some token stands twice
-    result[left] = tokens[device.array(gain.argmax(1))[left]]
-    return result.astype(np.int64)
+    gain = (in_both & is_equal).sum(2).double() - (in_both & ~is_equal).sum(2).double()  # (t, k)
+    tokens_by_position = np.full(len(position_grads), -1)
+    positions, columns = linear_sum_assignment(device.array(gain), maximize=True)
+    tokens_by_position[positions] = tokens[columns]
+    unmatched = np.flatnonzero(tokens_by_position < 0)  # more positions than tokens: some token stands twice
+    tokens_by_position[unmatched] = tokens[device.array(gain.argmax(1))[unmatched]]
+    return tokens_by_position.astype(np.int64)
 
 
 def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
     """Returns every token once, or as many as fit, and random ones of them for the rest, in the given order."""
-    more = rng.choice(tokens, max(0, length - len(tokens)))
-    return np.concatenate([rng.permutation(tokens)[:length], more])[order].astype(np.int64)
+    repeated = rng.choice(tokens, max(0, length - len(tokens)))
+    return np.concatenate([rng.permutation(tokens)[:length], repeated])[order].astype(np.int64)
 
 
 class _OrderSearch:
-    """A search for the order of the tokens: the nearest text so far, its distance, and how many gradients are left."""
+    """A search for the order of the tokens.
+
+    Attributes:
+        gradients_left: how many gradients may still be computed.
+        shared: the shared gradients that are not zero, by name.
+        is_nonzero: where their entries survived.
+        best, best_distance: the nearest text so far.
+    """
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
@@ -137,12 +142,12 @@ class _OrderSearch:
         self.best_distance = np.inf
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
         """Returns the distance of a text, at least 0; infinite if the time is over."""
-        if self.over and len(self.best):
+        if self.is_over and len(self.best):
             return float(np.inf)
         self.gradients_left -= 1
         self.budget.spend(work.gradients(self.batch.step.module, len(text)))
@@ -150,9 +155,11 @@ class _OrderSearch:
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
         step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
-        own = step.gradient(ids, torch.ones_like(ids), targets)
+        gradient = step.gradient(ids, torch.ones_like(ids), targets)
+        names = [name for name in self.shared if name in gradient]
+        masks = [self.is_nonzero[name] for name in names]
         cosines = [
-            _cosine(own[n][self.is_nonzero[n]], g[self.is_nonzero[n]]) for n, g in self.shared.items() if n in own
+            _cosine(gradient[name][mask], self.shared[name][mask]) for name, mask in zip(names, masks, strict=True)
         ]
         distance = 1 - float(np.mean(cosines))
         if distance < self.best_distance:
@@ -162,7 +169,7 @@ class _OrderSearch:
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
-        while not self.over and self.best_distance > ROUNDING_DISTANCE:
+        while not self.is_over and self.best_distance > ROUNDING_DISTANCE:
             shaken = self.best
             for _ in range(RANDOM_CHANGES):
                 shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
@@ -171,10 +178,10 @@ class _OrderSearch:
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text, one change at a time, while that brings it nearer."""
         best_distance, better = self.distance(text), True
-        while better and not self.over:
+        while better and not self.is_over:
             better = False
             for changed in _changed_texts(text, self.tokens, rng):
-                if self.over:
+                if self.is_over:
                     return
                 if (distance := self.distance(changed)) < best_distance - 1e-9:
                     text, best_distance, better = changed, distance, True
@@ -187,15 +194,15 @@ def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator
     swaps = [("swap", i, j) for i in range(n) for j in range(i)]
     moves = [("move", i, j) for i in range(n) for j in range(n) if abs(i - j) > 1]
     counts = {int(t): int((text == t).sum()) for t in tokens}
-    spare = [i for i in range(n) if counts.get(int(text[i]), 2) > 1]
-    swaps += [("put", i, int(t)) for i in spare for t in tokens if t != text[i]]
-    for part in (swaps, moves):
-        for at in rng.permutation(len(part)).tolist():
-            kind, i, j = part[at]
+    repeated_places = [i for i in range(n) if counts.get(int(text[i]), 2) > 1]
+    swaps += [("put", i, int(t)) for i in repeated_places for t in tokens if t != text[i]]
+    for changes in (swaps, moves):
+        for index in rng.permutation(len(changes)).tolist():
+            change, i, j = changes[index]
             changed = text.copy()
-            if kind == "swap":
+            if change == "swap":
                 changed[i], changed[j] = text[j], text[i]
-            elif kind == "put":
+            elif change == "put":
                 changed[i] = j
             else:
                 changed = np.insert(np.delete(text, i), j, text[i])
@@ -203,5 +210,5 @@ def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator
                 yield changed
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
-    return float(one @ other / (one.norm() * other.norm()).clamp_min(1e-30))
+def _cosine(first: Tensor, second: Tensor) -> float:
+    return float(first @ second / (first.norm() * second.norm()).clamp_min(1e-30))

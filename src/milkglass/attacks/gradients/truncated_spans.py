@@ -35,9 +35,9 @@ from milkglass.attacks.gradients.dager_layers import (
     states,
     vocabulary_distances,
 )
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.attacks.gradients.spans import Span
-from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.errors import UnsupportedModel
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
@@ -64,9 +64,7 @@ class TruncatedSpans(Inversion):
     uses = frozenset({"lengths"})
 
     def __post_init__(self) -> None:
-        for name in ("candidates", "most"):
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+        require_positive(self, "candidates", "most")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
@@ -119,9 +117,9 @@ def coverage(span: Span, vectors: Tensor) -> Tensor:
     Of each state the part counts that is new beside those before it: a text's first token repeated has one state, which
     always lies in the span.
     """
-    new, size = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
-    inside = (span.basis.float().T @ new).square().sum(1)  # (b, t)
-    return (inside * (size.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
+    directions, triangle = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
+    inside = (span.basis.float().T @ directions).square().sum(1)  # (b, t)
+    return (inside * (triangle.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
 
 
 def truncated(batch: SharedBatch, attention_input: AttentionInput, count: int) -> Span | None:
@@ -139,5 +137,5 @@ def strongest(rows: Tensor, count: int) -> Tensor:
     count = min(count, *rows.shape)
     if count * DENSE_SVD_RATIO > min(rows.shape):
         return torch.linalg.svd(rows.double(), full_matrices=False)[2][:count].T.contiguous()
-    values, right = svds(device.array(rows), k=count, random_state=0, return_singular_vectors="vh")[1:]
-    return device.tensor(right[values.argsort()[::-1]].T.astype(np.float64))
+    singular_values, right_vectors = svds(device.array(rows), k=count, random_state=0, return_singular_vectors="vh")[1:]
+    return device.tensor(right_vectors[singular_values.argsort()[::-1]].T.astype(np.float64))

@@ -37,7 +37,7 @@ def prompts(transcript: Transcript) -> Sequences:
     return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
 
 
-def mismatch(transcript: Transcript) -> str | None:
+def why_not_paired(transcript: Transcript) -> str | None:
     """Returns why answers and prompts cannot be paired, in words; None if they can."""
     requested, answers = prompts(transcript), transcript.outputs
     if len(requested) != len(answers):
@@ -61,15 +61,15 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
     states_of_answers = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
-    for numbers in batches(texts):
-        result = runner(input_ids=stacked(texts, numbers)).last_hidden_state
-        where = places(texts, numbers).reshape(len(numbers), -1)
-        inside = answered[where]
-        inside[:, 0] = False
-        rows, columns = np.nonzero(inside)
-        at = rank[where[rows, columns]]
-        states_of_answers[torch.from_numpy(at)] = result[rows, columns - 1].float()
-        is_known[at] = True
+    for text_numbers in batches(texts):
+        hidden = runner(input_ids=stacked(texts, text_numbers)).last_hidden_state
+        places_in_texts = places(texts, text_numbers).reshape(len(text_numbers), -1)
+        is_answer = answered[places_in_texts]
+        is_answer[:, 0] = False
+        rows, columns = np.nonzero(is_answer)
+        answer_places = rank[places_in_texts[rows, columns]]
+        states_of_answers[torch.from_numpy(answer_places)] = hidden[rows, columns - 1].float()
+        is_known[answer_places] = True
     return states_of_answers, is_known
 
 
@@ -89,14 +89,14 @@ class ERA(Attack):
     of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript) or why_no_head(required(knowledge.public_model))
+        return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         head = public_head(required(knowledge.public_model)).T.contiguous()
-        result, is_known = states(transcript)
+        answer_states, is_known = states(transcript)
         k = min(self.k, head.shape[1])
         guess = np.full((len(is_known), k), NO_BELIEF, np.int64)
-        for part in np.array_split(np.flatnonzero(is_known), -(-len(is_known) // PLACES_AT_A_TIME) or 1):
+        for block in np.array_split(np.flatnonzero(is_known), -(-len(is_known) // PLACES_AT_A_TIME) or 1):
             # section 5.2: argmax_j h . H[j]
-            guess[part] = device.array((result[torch.from_numpy(part)] @ head).topk(k).indices)
+            guess[block] = device.array((answer_states[torch.from_numpy(block)] @ head).topk(k).indices)
         return Guess(running=guess)

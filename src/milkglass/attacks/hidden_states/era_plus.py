@@ -30,7 +30,7 @@ import torch
 from milkglass import device, papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.forward import public_head, why_no_head
-from milkglass.attacks.hidden_states.era import mismatch, states
+from milkglass.attacks.hidden_states.era import states, why_not_paired
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
@@ -63,7 +63,7 @@ class ERAPlus(Solver):
     of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript) or why_no_head(required(knowledge.public_model))
+        return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator

@@ -24,7 +24,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import embedded, frame, hidden_of
+from milkglass.attacks.hidden_states.near_hidden import common_ends, embedded, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -76,18 +76,27 @@ class FloatHoles(Attack):
             return "the states follow from whole texts, and no list of texts is tried"
         if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
             return "noise of this width reaches every number"
-        if not len(frame(knowledge.corpus)[0]):
+        if not len(common_ends(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
-        return hidden_of(transcript, public_model.width)
+        return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        first = int(frame(knowledge.corpus)[0][0])
+        first = int(common_ends(knowledge.corpus)[0][0])
         reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
-        parts = [reader.read(one, budget) for one in transcript.all(Activations)]
-        return Guess(running=np.concatenate(parts))
+        guesses = [reader.read(one, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(guesses))
 
 
 class _Reader:
+    """Reads texts by the numbers that noise of one width cannot produce.
+
+    Attributes:
+        size: n of the public table.
+        first: the id with which every text begins.
+        unused: how many positions the model leaves out before the first.
+        states: those of the last place that was asked for.
+    """
+
     def __init__(self, public: Model, noise: AddedNoise, first: int, attack: FloatHoles) -> None:
         self.size, self.first, self.attack, self.noise = len(public.table), first, attack, noise
         self.holes = Holes(np.float32(noise.width))
@@ -97,22 +106,22 @@ class _Reader:
 
     def read(self, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
-        sent = device.array(seen.hidden.float())
-        guess = np.full((len(sent), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
-        ends, failed = np.cumsum(seen.lengths), 0
-        for number, (start, stop) in enumerate(zip(ends - seen.lengths, ends, strict=True)):
+        rows = device.array(seen.hidden.float())
+        guess = np.full((len(rows), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
+        text_ends, failed = np.cumsum(seen.lengths), 0
+        for number, (start, stop) in enumerate(zip(text_ends - seen.lengths, text_ends, strict=True)):
             if budget.left() <= 0 or (failed == self.attack.patience and not self.attack.always):
                 break
-            factor = self.factor(sent[start:stop], budget)
-            failed = failed + 1 if factor is None else -len(ends)  # one that fits shows that there are holes
+            factor = self.factor(rows[start:stop], budget)
+            failed = failed + 1 if factor is None else -len(text_ends)  # one that fits shows that there are holes
             if factor is not None:
                 for place in range(int(stop - start)):
-                    guess[start + place] = self.tokens(sent[start + place], place, factor)[0]
-                    budget.spend(work.elements(self.size * (sent.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
+                    guess[start + place] = self.least_excluded(rows[start + place], place, factor)[0]
+                    budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(seen.lengths))
         return guess
 
-    def at(self, place: int) -> Floats:
+    def states_at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
             states = device.array(embedded(self.runner, self.size, place + self.unused))
@@ -127,58 +136,57 @@ class _Reader:
         if self.noise.clip is None or self.noise.bounded != "text":
             return np.float32(1)
         row = rows[0]
-        numbers, typical = self._factors(len(rows))
-        pieces = np.array_split(numbers, -(-len(numbers) // FACTORS_AT_A_TIME))
-        least, best = MAX_SLIPS + 1, numbers[:0]
-        for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
-            fitting, ruled = self._fitting(piece, row, MAX_SLIPS)
-            budget.spend(work.elements(COORDINATES_PASSED * PASSES_A_TEST * len(piece)))
+        factors, typical = self._factors(len(rows))
+        blocks = np.array_split(factors, -(-len(factors) // FACTORS_AT_A_TIME))
+        least, best = MAX_SLIPS + 1, factors[:0]
+        for block in sorted(blocks, key=lambda one: abs(float(one[0]) - typical)):
+            fitting, ruled = self._fitting(block, row, MAX_SLIPS)
+            budget.spend(work.elements(COORDINATES_PASSED * PASSES_A_TEST * len(block)))
             if len(ruled) and ruled.min() < least:
                 least, best = int(ruled.min()), fitting[ruled == ruled.min()]
             if not least or budget.left() <= 0:
                 break  # none of millions of wrong ones is ruled out by no coordinate
         if not len(best) and self.attack.always:
-            best, ruled = self._fitting(numbers[::FACTOR_STEP], row, len(row))
+            best, ruled = self._fitting(factors[::FACTOR_STEP], row, len(row))
             best = best[ruled == ruled.min()]
         return self._best_factor(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
 
-    def _best_factor(self, numbers: Floats, rows: Floats) -> np.float32:
+    def _best_factor(self, factors: Floats, rows: Floats) -> np.float32:
         """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
-        tried = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAX_FACTORS).astype(np.int64))]
+        tried = factors[np.unique(np.linspace(0, len(factors) - 1, MAX_FACTORS).astype(np.int64))]
         if len(tried) == 1:
             return np.float32(tried[0])
-        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
-        return np.float32(tried[int(np.argmin(ruled))])
+        ruled_counts = [sum(self.least_excluded(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
+        return np.float32(tried[int(np.argmin(ruled_counts))])
 
-    def _fitting(self, numbers: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
+    def _fitting(self, factors: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
         """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""
-        state = self.at(0)[self.first]
-        ruled = np.zeros(len(numbers), np.int32)
-        for place in np.argsort(-np.abs(state)):
-            ruled += ~self.holes.reachable(numbers * state[place], row[place])
-            near = ruled <= slips
-            numbers, ruled = numbers[near], ruled[near]
-        return numbers, ruled
+        state = self.states_at(0)[self.first]
+        ruled = np.zeros(len(factors), np.int32)
+        for coordinate in np.argsort(-np.abs(state)):
+            ruled += ~self.holes.reachable(factors * state[coordinate], row[coordinate])
+            is_kept = ruled <= slips
+            factors, ruled = factors[is_kept], ruled[is_kept]
+        return factors, ruled
 
     def _factors(self, length: int) -> tuple[Floats, float]:
         """Returns every fp32 number, at most 1, that C over the norm of such a text can be, and the likeliest."""
-        norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
+        norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
-        around = (
-            required(self.noise.clip) / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
-        )
-        low, high, middle = np.minimum(around, 1).astype(np.float32)
-        whole = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
-        return whole, float(middle)
+        row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        bounds = required(self.noise.clip) / np.sqrt(length) / row_norms
+        low, high, middle = np.minimum(bounds, 1).astype(np.float32)
+        factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
+        return factors, float(middle)
 
-    def tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
+    def least_excluded(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
         """Returns (k,) the tokens that a row (d,) rules out least, and how many coordinates rule out the first."""
-        states, width = self.at(place), len(row)
+        states, width = self.states_at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
         for start in range(0, width, COORDINATES_AT_A_TIME):
-            part = slice(start, start + COORDINATES_AT_A_TIME)
-            x = states[alive][:, part] * factor
-            ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
+            coordinates = slice(start, start + COORDINATES_AT_A_TIME)
+            is_reachable = self.holes.reachable(states[alive][:, coordinates] * factor, row[coordinates])
+            ruled[alive] += (~is_reachable).sum(1).astype(np.int32)
             alive = alive[ruled[alive] <= ruled[alive].min() + MAX_COORDINATES_BEHIND]
         order = alive[np.argsort(ruled[alive], kind="stable")][: self.attack.k]
         filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)

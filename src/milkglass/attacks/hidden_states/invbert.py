@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, batches_within, body, places, sampled, stacked
+from milkglass.attacks.forward import batches, batches_within, body, descend, places, sampled, stacked
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -81,11 +81,7 @@ def train(
             expected = stacked(corpus, groups[number])
             inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
-            optimiser.step()
+            descend(optimiser, loss, clip)
             steps_done += 1
             budget.spend(work.trained(inverter, expected.numel()))
             budget.progress(steps_done / steps)
@@ -98,11 +94,11 @@ def inverted(
     """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
-    for numbers in groups:
-        where = places(tokens, numbers)
-        inputs = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-        guess[where] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
-        budget.spend(work.run(inverter, len(where)))
+    for text_numbers in groups:
+        token_places = places(tokens, text_numbers)
+        inputs = states[torch.from_numpy(token_places)].reshape(len(text_numbers), -1, states.shape[1])
+        guess[token_places] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
+        budget.spend(work.run(inverter, len(token_places)))
     return guess
 
 
@@ -149,13 +145,9 @@ class InvBert(Attack):
     min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        sent_states = self._states_of_layer(transcript)
-        lengths, sent = (
-            np.concatenate([np.empty(0, np.int64), *(one.lengths for one in sent_states)]),
-            transcript.tokens,
-        )
-        if sent_states and not np.array_equal(lengths, sent.lengths):
-            return f"the states after layer {self.layer} are not those of the {len(sent)} texts that were sent"
+        sent_states, texts = self._states_of_layer(transcript), transcript.tokens
+        if sent_states and not np.array_equal(np.concatenate([one.lengths for one in sent_states]), texts.lengths):
+            return f"the states after layer {self.layer} are not those of the {len(texts)} texts that were sent"
         if any(len(one.hidden) != one.lengths.sum() for one in sent_states):
             return f"the states after layer {self.layer} are not one for each token"
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
@@ -167,23 +159,22 @@ class InvBert(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public = required(knowledge.corpus)
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
-        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.mapped(sigma)
         states, read = self.states(
-            own, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
+            own_model, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
         )
         is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
-        some = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
-        seen, reached = self.observed(transcript, some, budget)
+        sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
+        sent_states, reached = self.observed(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
-        part = np.flatnonzero(reached)
-        groups = (
-            part[one] for one in batches_within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS_AT_A_TIME)
-        )
+        reached_texts = np.flatnonzero(reached)
+        texts = transcript.tokens.chosen(reached_texts)
+        groups = (reached_texts[one] for one in batches_within(texts, budget, third, tokens=TOKENS_AT_A_TIME))
         k = min(self.k, inverter.read.out_features)
-        return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k, budget))
+        return Guess(running=inverted(inverter, sent_states, transcript.tokens, groups, k, budget))
 
     def states(
         self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
@@ -199,7 +190,6 @@ class InvBert(Attack):
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
         if sent_states := self._states_of_layer(transcript):
-            return device.moved(torch.cat([one.hidden.float() for one in sent_states])), np.ones(
-                len(transcript.tokens), np.bool_
-            )
+            states = device.moved(torch.cat([one.hidden.float() for one in sent_states]))
+            return states, np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups, budget)

@@ -23,7 +23,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
-from milkglass.attacks.hidden_states.near_hidden import hidden_of
+from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -72,10 +72,10 @@ class StateInverter(torch.nn.Module):
             self.read.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        result = self.turn((states - self.centre) / self.spread)
+        hidden = self.turn((states - self.centre) / self.spread)
         for layer in self.layers:
-            result = layer(result)
-        return self.read(result)
+            hidden = layer(hidden)
+        return self.read(hidden)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class InvertHidden(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
-        return hidden_of(transcript, required(knowledge.public_model).width)
+        return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         states, corpus = self.observed(knowledge, budget.part(OBSERVING_SHARE), rng)
@@ -116,10 +116,10 @@ class InvertHidden(Attack):
         inverter = device.moved(
             StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
-        time = budget.part(TRAINING_SHARE, budget.progress)
-        train(inverter, states, corpus, self, time, rng, clip=1.0)
-        parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
-        return Guess(running=np.concatenate(parts))
+        training_budget = budget.part(TRAINING_SHARE, budget.progress)
+        train(inverter, states, corpus, self, training_budget, rng, clip=1.0)
+        guesses = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(guesses))
 
     def observed(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -129,16 +129,16 @@ class InvertHidden(Attack):
         seed = int(rng.integers(2**31))
         states: list[torch.Tensor] = []
         texts: list[Ids] = []
-        part = np.flatnonzero(corpus.lengths > 0)
+        nonempty = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
-            for numbers in np.array_split(rng.permutation(part), -(-len(part) // TEXTS_AT_A_TIME)):
+            for text_numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
-                selected = corpus.chosen(numbers)
-                seen = required(knowledge.observe)(selected, seed + copy)
-                states.append(seen.hidden.float())
+                selected = corpus.chosen(text_numbers)
+                observation = required(knowledge.observe)(selected, seed + copy)
+                states.append(observation.hidden.float())
                 texts.extend(selected)
-                budget.spend(work.layers(1 + seen.layer, seen.hidden))
+                budget.spend(work.layers(1 + observation.layer, observation.hidden))
         return device.moved(torch.cat(states)), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches_within, body, stacked, state
+from milkglass.attacks.forward import batches_within, body, descend, stacked, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -43,12 +43,12 @@ def embeddings(
     """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
     runner = body(model)
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
-    read = np.zeros(len(texts), np.bool_)
-    for numbers in groups:
-        means[torch.from_numpy(numbers)] = state(runner, stacked(texts, numbers)).mean(1)
-        read[numbers] = True
-        budget.spend(work.run(runner, int(texts.lengths[numbers].sum())))
-    return means, read
+    was_read = np.zeros(len(texts), np.bool_)
+    for text_numbers in groups:
+        means[torch.from_numpy(text_numbers)] = state(runner, stacked(texts, text_numbers)).mean(1)
+        was_read[text_numbers] = True
+        budget.spend(work.run(runner, int(texts.lengths[text_numbers].sum())))
+    return means, was_read
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ class LinearWords(Attack):
 
     @torch.inference_mode()
     def predicted_words(
-        self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], words: Ids
+        self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], vocabulary: Ids
     ) -> tuple[Ids, ...]:
         """Returns the words of each text; none for a text that was not reached."""
         bags: list[Ids] = []
         for rows in torch.arange(len(seen)).split(TEXTS_AT_A_TIME):
-            likely = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
-            bags += [words[row] for row in likely]
+            is_named = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
+            bags += [vocabulary[row] for row in is_named]
         return tuple(bags)
 
     def train(
-        self, embedded: torch.Tensor, public: Sequences, words: Ids, budget: Budget, rng: np.random.Generator
+        self, embedded: torch.Tensor, public: Sequences, vocabulary: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
         """Returns a layer with one output for each word of the public text."""
-        layer = device.moved(torch.nn.Linear(embedded.shape[1], len(words)))
+        layer = device.moved(torch.nn.Linear(embedded.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
-        column = np.searchsorted(words, public.ids)
-        present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(words)))
+        column = np.searchsorted(vocabulary, public.ids)
+        present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(vocabulary)))
         present.sum_duplicates()
         present.data[:] = 1.0
         share = torch.from_numpy(present.sum(axis=0) / len(public)).float().clamp(1e-4, 1 - 1e-4)
@@ -101,10 +101,8 @@ class LinearWords(Attack):
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
                     layer(embedded[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-                budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(words)))
+                descend(optimiser, loss)
+                budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
             budget.progress((epoch + 1) / self.epochs)
         return layer
 
@@ -130,16 +128,16 @@ class MLC(LinearWords):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
-        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(
-            own, public, batches_within(public, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
+        means, was_read = embeddings(
+            own_model, public, batches_within(public, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
         )
-        public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
+        public, means = corpus.chosen(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        some = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)
-        seen, reached = embeddings(transcript.model, sent, some, budget)
-        words = np.unique(public.ids)
-        layer = self.train((means - centre) / spread, public, words, budget, rng)
-        return Guess(bags=self.predicted_words(layer, (seen - centre) / spread, reached, words))
+        sent_groups = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)
+        sent_means, reached = embeddings(transcript.model, sent, sent_groups, budget)
+        vocabulary = np.unique(public.ids)
+        layer = self.train((means - centre) / spread, public, vocabulary, budget, rng)
+        return Guess(bags=self.predicted_words(layer, (sent_means - centre) / spread, reached, vocabulary))

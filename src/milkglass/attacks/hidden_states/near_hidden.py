@@ -39,7 +39,7 @@ TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
 SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
 
 
-def hidden_of(transcript: Transcript, width: int) -> str | None:
+def why_no_token_states(transcript: Transcript, width: int) -> str | None:
     """Returns why the transcript does not have one state of this width for each token, or None."""
     for states in transcript.all(Activations):
         if states.pooled:
@@ -78,11 +78,11 @@ class NearHidden(Attack):
         family = family_of(public_model.config)
         if family.kind != "encoder" and any(one.layer for one in transcript.all(Activations)):
             return f"{family.name} is a decoder, and of one only the embeddings are sent"
-        return hidden_of(transcript, public_model.width)
+        return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        parts = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
-        return Guess(running=np.concatenate(parts))
+        guesses = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(guesses))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids."""
@@ -91,7 +91,7 @@ class NearHidden(Attack):
             return self._nearest(seen.hidden, public_model.table, budget)
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
-        table = alone(public_model, frame(knowledge.corpus), seen.layer)
+        table = lone_token_states(public_model, common_ends(knowledge.corpus), seen.layer)
         budget.spend(work.layers(seen.layer, table))
         return self._nearest(seen.hidden, table, budget)
 
@@ -119,30 +119,30 @@ class NearHidden(Attack):
 def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
     embeddings = []
-    for part in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
-        embeddings.append(runner.embeddings(input_ids=part, position_ids=torch.full_like(part, position))[:, 0])
+    for ids in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
+        embeddings.append(runner.embeddings(input_ids=ids, position_ids=torch.full_like(ids, position))[:, 0])
     return torch.cat(embeddings)
 
 
-def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
-    """Returns the first and the last id of all public texts, each as an array, empty if texts differ there."""
-    none = np.empty(0, np.int64)
-    long = [one for one in corpus if len(one) > 2] if corpus is not None else []
-    if len(long) < 2:
-        return none, none
-    starts, stops = {int(one[0]) for one in long}, {int(one[-1]) for one in long}
-    return (
-        np.array(sorted(starts), np.int64) if len(starts) == 1 else none,
-        np.array(sorted(stops), np.int64) if len(stops) == 1 else none,
+def common_ends(corpus: Sequences | None) -> tuple[Ids, Ids]:
+    """Returns the id with which all public texts begin, and that with which they end, as arrays (1,), or (0,) if none.
+
+    Texts of fewer than 3 ids do not count, and one text alone shows nothing.
+    """
+    long_texts = [one for one in corpus if len(one) > 2] if corpus is not None else []
+    firsts, lasts = ({int(one[end]) for one in long_texts} for end in (0, -1))
+    first, last = (
+        np.array([*ids] if len(ids) == 1 and len(long_texts) > 1 else [], np.int64) for ids in (firsts, lasts)
     )
+    return first, last
 
 
-def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
-    """Returns (n, d) the state of every token after `layer` layers, each in a text of its own."""
-    runner, (prefix, suffix) = body(public, layer), around
+def lone_token_states(public: Model, ends: tuple[Ids, Ids], layer: int) -> torch.Tensor:
+    """Returns (n, d) the state of every token after `layer` layers, alone between these ends of a text."""
+    runner, (prefix, suffix) = body(public, layer), ends
     states = []
-    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
-        texts = [np.tile(prefix, (len(part), 1)), part[:, None], np.tile(suffix, (len(part), 1))]
-        ids = device.tensor(np.concatenate(texts, axis=1).astype(np.int64))
-        states.append(state(runner, ids, layer)[:, len(prefix)])
+    for token_ids in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
+        columns = [np.tile(prefix, (len(token_ids), 1)), token_ids[:, None], np.tile(suffix, (len(token_ids), 1))]
+        texts = device.tensor(np.concatenate(columns, axis=1).astype(np.int64))
+        states.append(state(runner, texts, layer)[:, len(prefix)])
     return torch.cat(states)

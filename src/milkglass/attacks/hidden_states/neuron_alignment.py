@@ -54,27 +54,27 @@ class NeuronReader:
 
     def __init__(self, model: Model, layer: int) -> None:
         """Cuts the model after layer number `layer`, from 0."""
-        self.network, end = body(model, layer + 1), family_of(model.config).neurons
-        self.matrix = [one for name, one in self.network.named_modules() if name.endswith(end)][layer]
+        self.network, name_end = body(model, layer + 1), family_of(model.config).neurons
+        self.matrix = [one for name, one in self.network.named_modules() if name.endswith(name_end)][layer]
 
     def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
         """Returns (n, f) what enters the nonlinearity for each of `ids`, with noise (n, d) on their embeddings."""
-        rows: list[Tensor] = []
-        hook = self.matrix.register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
+        neurons: list[Tensor] = []
+        hook = self.matrix.register_forward_hook(lambda _, inputs, output: neurons.append(output[:, 0].float()))
         table = self.network.get_input_embeddings().weight
         with torch.no_grad():
-            rows_before = table[ids]
-            table[ids] = rows_before if noise is None else rows_before + noise
-            for some in ids.split(IDS_AT_A_TIME):
-                self.network(input_ids=some[:, None], use_cache=False)
-            table[ids] = rows_before
+            original_rows = table[ids]
+            table[ids] = original_rows if noise is None else original_rows + noise
+            for block in ids.split(IDS_AT_A_TIME):
+                self.network(input_ids=block[:, None], use_cache=False)
+            table[ids] = original_rows
         hook.remove()
-        return torch.cat(rows)
+        return torch.cat(neurons)
 
 
 def correlations(neurons: Tensor) -> Tensor:
     """Returns (f, f) the correlations over the ids. A neuron that never changes correlates with none."""
-    unit = _standard(neurons)
+    unit = _standardised(neurons)
     return unit.T @ unit / (len(unit) - 1)
 
 
@@ -96,10 +96,10 @@ def _matched(first: Tensor, second: Tensor) -> Ids:
     return np.asarray(linear_sum_assignment(device.array(torch.cdist(first, second)))[1], np.int64)
 
 
-def levels(neurons: Tensor) -> Tensor:
+def correlation_quantiles(neurons: Tensor) -> Tensor:
     """Returns quantiles of all correlations between neurons (n, f), which do not depend on their order."""
-    values = correlations(neurons).flatten().sort().values
-    return values[torch.linspace(0, len(values) - 1, QUANTILES).long()]
+    sorted_correlations = correlations(neurons).flatten().sort().values
+    return sorted_correlations[torch.linspace(0, len(sorted_correlations) - 1, QUANTILES).long()]
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
@@ -109,10 +109,10 @@ def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
     """
     shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
     noise = noisy - shrunk * clean
-    none = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
-    values, directions = torch.linalg.eigh(torch.cov((clean if none else noise).T.double(), correction=0))
-    held = values > MIN_VARIANCE_SHARE * values[-1]
-    return (directions[:, held] / (1.0 if none else values[held].sqrt())).float()
+    is_noiseless = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
+    variances, directions = torch.linalg.eigh(torch.cov((clean if is_noiseless else noise).T.double(), correction=0))
+    is_held = variances > MIN_VARIANCE_SHARE * variances[-1]
+    return (directions[:, is_held] / (1.0 if is_noiseless else variances[is_held].sqrt())).float()
 
 
 @dataclass(frozen=True)
@@ -145,53 +145,51 @@ class NeuronAlignment(NearestRows):
         if knowledge.shared:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
-        seen, public = (_matrix(one, self.layer) for one in models)
+        seen, public = (_neuron_weights(one, self.layer) for one in models)
         if seen is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
-        here, there = (sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True))
-        if here != there:
-            return f"layer {self.layer} of the scrambled model has {here} neurons, the public one {there}"
+        counts = [sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True)]
+        if counts[0] != counts[1]:
+            return f"layer {self.layer} of the scrambled model has {counts[0]} neurons, the public one {counts[1]}"
         return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        neurons = NeuronReader(transcript.model, self.layer)(
-            torch.arange(transcript.model.size, device=device.current())
-        )
-        read, some = NeuronReader(public, self.layer), _some(public.size, self.sample, rng)
-        deviation = public.table.std()
-        noise = device.moved(deviation) * device.tensor(
-            rng.standard_normal((len(some), public.width), dtype=np.float32)
-        )
-        probe = _some(len(some), max(1, len(some) // PROBE_RATIO), rng)
-        own_levels = levels(neurons[_some(len(neurons), len(probe), rng)])
+        all_ids = torch.arange(transcript.model.size, device=device.current())
+        neurons = NeuronReader(transcript.model, self.layer)(all_ids)
+        read, sample_ids = NeuronReader(public, self.layer), _sample(public.size, self.sample, rng)
+        draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
+        noise = device.moved(public.table.std()) * draws
+        probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
+        seen_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
-        def unlike(size: float) -> float:
-            return float((levels(read(some[probe], size * noise[probe])) - own_levels).square().mean())
+        def unlikeness(size: float) -> float:
+            quantiles = correlation_quantiles(read(sample_ids[probe], size * noise[probe]))
+            return float((quantiles - seen_quantiles).square().mean())
 
-        noisy = read(some, min(self.noise, key=unlike) * noise)
-        correlated = correlations(neurons[_some(len(neurons), self.sample, rng)])
-        order = torch.from_numpy(aligned(correlated, correlations(noisy), self.rounds))
-        own_neurons = read(torch.arange(public.size, device=device.current()))
-        projection = whitening(own_neurons[some][:, order], noisy[:, order])
+        noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
+        seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
+        order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
+        public_neurons = read(torch.arange(public.size, device=device.current()))
+        projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
-            (_standard(neurons) * scale) @ projection,
-            (own_neurons - own_neurons.mean(0))[:, order] @ projection,
+            (_standardised(neurons) * scale) @ projection,
+            (public_neurons - public_neurons.mean(0))[:, order] @ projection,
             "cosine",
         )
 
 
-def _some(size: int, most: int, rng: np.random.Generator) -> Tensor:
+def _sample(size: int, most: int, rng: np.random.Generator) -> Tensor:
     """Returns at most `most` random numbers below `size`, ascending."""
     return device.tensor(np.sort(rng.permutation(size)[:most]))
 
 
-def _matrix(model: Model, layer: int) -> Tensor | None:
+def _neuron_weights(model: Model, layer: int) -> Tensor | None:
     """Returns the weights (f, d) or (d, f) of that layer's neurons. None: the model does not hold them."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
     return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 
 
-def _standard(neurons: Tensor) -> Tensor:
+def _standardised(neurons: Tensor) -> Tensor:
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)

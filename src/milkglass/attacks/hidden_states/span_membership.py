@@ -82,37 +82,39 @@ class SpanMembership(Attack):
         if not bottom:
             return "the states follow from whole texts, and no list of texts is tried"
         width = required(knowledge.public_model).width
-        if other := [one.hidden.shape[1] for one in bottom if one.hidden.shape[1] != width]:
-            return f"the rows have {other[0]} dimensions, the public model {width}"
-        least = min((int(_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
+        if other_widths := [one.hidden.shape[1] for one in bottom if one.hidden.shape[1] != width]:
+            return f"the rows have {other_widths[0]} dimensions, the public model {width}"
+        least = min((int(_row_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
         if least >= width:
             return f"every text is mixed to {least} rows or more in {width} dimensions: their span is everything"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        mixed = [one for one in transcript.all(Activations) if one.mixed is not None]
-        first = [part for one in mixed if one.layer == 0 for part in _texts(one)]
-        second = [part for one in mixed if one.layer == 1 for part in _texts(one)]
+        mixed_states = [one for one in transcript.all(Activations) if one.mixed is not None]
+        first_rows = [part for one in mixed_states if one.layer == 0 for part in _texts(one)]
+        second_rows = [part for one in mixed_states if one.layer == 1 for part in _texts(one)]
         reader = SpanReader(required(knowledge.public_model), self)
-        ordered = reader.decoder and len(second) == len(first)
+        ordered = reader.decoder and len(second_rows) == len(first_rows)
         readings = list[Ids]()
-        for number, (rows, length) in enumerate(first):
+        for number, (rows, length) in enumerate(first_rows):
             if budget.left() <= 0:
                 break
             if ordered:
-                readings.append(reader.in_order(rows, second[number][0], length, budget))
+                readings.append(reader.read_in_order(rows, second_rows[number][0], length, budget))
+            elif reader.depends_on_place:
+                readings.append(reader.read_in_place(rows, length))
             else:
-                readings.append(reader.in_place(rows, length) if reader.placed else reader.bag(rows, length))
-            places = length if reader.placed else 1
-            budget.spend(work.products(float(places * reader.size * rows.numel())) + work.elements(3 * rows.numel()))
-            budget.progress((number + 1) / len(first))
-        if not ordered and not reader.placed:
+                readings.append(reader.read_bag(rows, length))
+            comparisons = float(length if reader.depends_on_place else 1) * reader.size * rows.numel()
+            budget.spend(work.products(comparisons) + work.elements(3 * rows.numel()))
+            budget.progress((number + 1) / len(first_rows))
+        if not ordered and not reader.depends_on_place:
             none = np.empty(0, np.int64)
-            return Guess(bags=(*readings, *(none for _ in first[len(readings) :])))
-        lengths, width = [length for _, length in first], 1 if ordered else min(self.k, reader.size)
+            return Guess(bags=(*readings, *(none for _ in first_rows[len(readings) :])))
+        lengths, width = [length for _, length in first_rows], 1 if ordered else min(self.k, reader.size)
         guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
-        for reading, end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
-            guess[end - length : end] = reading
+        for reading, text_end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
+            guess[text_end - length : text_end] = reading
         return Guess(running=guess)
 
 
@@ -120,15 +122,15 @@ class SpanReader:
     """Compares the public model's tokens with the rows of one batch after the other.
 
     Attributes:
-        placed: whether what enters the first layer depends on the place.
+        depends_on_place: whether what enters the first layer depends on the place.
         decoder: whether a state depends only on the tokens before it.
     """
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
         self.attack, self.step = attack, SharedStep(body(public, 2))
-        self.low = AttentionInput(self.step, 0)
+        self.first_input = AttentionInput(self.step, 0)
         self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
-        self.placed = depends_on_position(self.low)
+        self.depends_on_place = depends_on_position(self.first_input)
 
     def spanned(self, rows: torch.Tensor, places: int) -> SpanTokens:
         """Returns the tokens in the span of rows (m, d) at each place, nearest first; none if the span is everything.
@@ -137,48 +139,50 @@ class SpanReader:
         """
         span = self._span(rows)
         if span is None:
-            return SpanTokens(((),) * places, (), self.placed)
-        spanned = tokens_in_spans(self.low, [span], places, self.attack.tolerance, self.size)
+            return SpanTokens(((),) * places, (), self.depends_on_place)
+        spanned = tokens_in_spans(self.first_input, [span], places, self.attack.tolerance, self.size)
         assert spanned is not None  # only where more than the whole vocabulary is at one place
-        return SpanTokens(tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.placed)
+        return SpanTokens(
+            tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.depends_on_position
+        )
 
-    def bag(self, rows: torch.Tensor, places: int) -> Ids:
+    def read_bag(self, rows: torch.Tensor, places: int) -> Ids:
         """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
         spanned = self.spanned(rows, places)
         return np.array(sorted({token for one in spanned.tokens for token in one}), np.int64)
 
-    def in_place(self, rows: torch.Tensor, length: int) -> Ids:
+    def read_in_place(self, rows: torch.Tensor, length: int) -> Ids:
         """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
         spanned, k = self.spanned(rows, length), min(self.attack.k, self.size)
-        result = np.full((length, k), NO_BELIEF, np.int64)
+        ranked_tokens = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
-            there = spanned.at(place)[:k]
-            result[place, : len(there)] = there
-        return result
+            tokens_there = spanned.at(place)[:k]
+            ranked_tokens[place, : len(tokens_there)] = tokens_there
+        return ranked_tokens
 
-    def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
+    def read_in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
         """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
-        result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
+        read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
         spanned = self.spanned(rows, length)
         if span is None or not spanned.at(0):
-            return result
+            return read_tokens
         high, attack = AttentionInput(self.step, 1), self.attack
         texts = grown_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
-        whole = chosen_texts(high, texts, 1, [length])
-        if whole and len(whole[0]) == length:
-            result[:, 0] = whole[0]
-        return result
+        likeliest_texts = chosen_texts(high, texts, 1, [length])
+        if likeliest_texts and len(likeliest_texts[0]) == length:
+            read_tokens[:, 0] = likeliest_texts[0]
+        return read_tokens
 
     def _span(self, rows: torch.Tensor) -> Span | None:
         span = sent_rows(rows.to(self.step.device), self.attack.noise)
-        return None if span.full or not span.rank else span
+        return None if span.is_full or not span.rank else span
 
 
-def _counts(seen: Activations) -> Ids:
+def _row_counts(seen: Activations) -> Ids:
     return seen.lengths if seen.mixed is None else seen.mixed
 
 
 def _texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
     """Returns the rows of each text, and how many tokens it has."""
-    parts = seen.hidden.split(_counts(seen).tolist())
-    return list(zip(parts, seen.lengths.tolist(), strict=True))
+    rows_of_texts = seen.hidden.split(_row_counts(seen).tolist())
+    return list(zip(rows_of_texts, seen.lengths.tolist(), strict=True))

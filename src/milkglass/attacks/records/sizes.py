@@ -32,8 +32,6 @@ QUANTILES = np.linspace(0, 1, 9)
 
 @dataclass(frozen=True)
 class Sizes(Attack):
-    """The attack."""
-
     name = "sizes"
     title = "Topics from the sizes and times of encrypted answers"
     cost = Cost(20.0, tokens=0)
@@ -64,8 +62,8 @@ def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
     bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
     first = [np.pad(one[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(one)))) for one in (sizes, pauses)]
-    whole = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
-    return np.concatenate([whole, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
+    summary = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
+    return np.concatenate([summary, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
 
 
 def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
@@ -82,14 +80,14 @@ def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
     ]
     best = (0, 0, 0)
     for records_before in range(MAX_RECORDS_BEFORE + 1):
-        parts = [
+        differences = [
             record_sizes[records_before : records_before + len(tokens)]
             - tokens[: max(0, len(record_sizes) - records_before)]
             for record_sizes, tokens in pairs
         ]
-        values, counts = np.unique(np.concatenate(parts), return_counts=True)
-        if len(values) and counts.max() > best[0]:
-            best = (int(counts.max()), records_before, int(values[counts.argmax()]))
+        gaps, counts = np.unique(np.concatenate(differences), return_counts=True)
+        if len(gaps) and counts.max() > best[0]:
+            best = (int(counts.max()), records_before, int(gaps[counts.argmax()]))
     _, records_before, gap = best
     extra = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
     after = max(0, int(np.median(extra))) if extra else 0

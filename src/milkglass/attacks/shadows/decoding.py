@@ -58,21 +58,21 @@ class ShadowDecoding(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        sent = rehearsed(knowledge, self.rehearsals, rng)
-        channel = self.channel(required(knowledge.candidates), corpus, sent, transcript.size)
+        rehearsals = rehearsed(knowledge, self.rehearsals, rng)
+        channel = self.channel(required(knowledge.candidates), corpus, rehearsals, transcript.size)
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(
-        self, candidates: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int
+        self, candidates: Candidates, corpus: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int
     ) -> Channel:
         """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
 
         An id that is no shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
-        keys, counts = replacement_counts(corpus, sent, size)
+        keys, counts = replacement_counts(corpus, rehearsals, size)
         token_counts = np.bincount(keys % size, counts, size)
         originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
         originals[:, 1:] = NO_BELIEF

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.forward import batches, descend, places, stacked
 from milkglass.attacks.token_ids.channel import rehearsed
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -67,20 +67,20 @@ class ShadowGeneration(Attack):
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        sent, origin = rehearsed(knowledge, 1, rng)[0]
-        if len(sent.ids) != len(origin) or (origin != np.arange(len(origin))).any():
+        own_shadows, origin = rehearsed(knowledge, 1, rng)[0]
+        if len(own_shadows.ids) != len(origin) or (origin != np.arange(len(origin))).any():
             raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
         model = self._model(transcript.size, int(rng.integers(2**31)))
-        self._train(model, sent, knowledge, budget, rng)
+        self._train(model, own_shadows, knowledge, budget, rng)
         allowed = self._allowed(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
-        for numbers in batches(tokens, BATCH_TOKENS):
+        for text_numbers in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
-            shadows = stacked(tokens, numbers)
+            shadows = stacked(tokens, text_numbers)
             budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
-            guess[places(tokens, numbers), 0] = (
+            guess[places(tokens, text_numbers), 0] = (
                 _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
         return Guess(running=guess)
@@ -107,26 +107,22 @@ class ShadowGeneration(Attack):
             return device.moved(model)
 
     def _train(
-        self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+        self, model: Any, own_shadows: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> None:
         """Trains the model to write the corpus after its shadows, until its share of the budget is spent."""
         corpus = required(knowledge.corpus)
-        until, optimiser = (
-            (1 - TRAINING_SHARE) * budget.left(),
-            torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True),
-        )
+        least_left = (1 - TRAINING_SHARE) * budget.left()
+        optimiser = torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
         groups = list(batches(corpus, BATCH_TOKENS))
         model.train()
         for epoch in range(self.epochs):
             for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
-                if budget.left() < until:
+                if budget.left() < least_left:
                     return
-                shadows, originals = stacked(sent, groups[chosen]), stacked(corpus, groups[chosen])
+                shadows, originals = stacked(own_shadows, groups[chosen]), stacked(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 budget.spend(work.trained(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
@@ -147,8 +143,8 @@ def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count:
     mask = torch.ones_like(ids)
     options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": count}
     # a vocabulary for each place is most of the memory
-    result: Tensor = model(input_ids=ids, use_cache=False, **options).logits
-    return result[:, :, :separator]
+    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    return logits[:, :, :separator]
 
 
 @torch.inference_mode()
@@ -156,9 +152,9 @@ def _write_originals(model: Any, shadows: Tensor, separator: int, allowed: dict[
     """Returns (b, t) the originals of shadows (b, t), chosen greedily."""
     model.eval()
     written = shadows[:, :0]
-    for at in range(shadows.shape[1]):
+    for place in range(shadows.shape[1]):
         logits = _logits(model, shadows, written, separator, 1)[:, 0]
-        for row, shadow in enumerate(shadows[:, at].tolist()):
+        for row, shadow in enumerate(shadows[:, place].tolist()):
             if (members := allowed.get(shadow)) is not None:
                 allowed_logits = torch.full_like(logits[row], -torch.inf)
                 member_ids = torch.from_numpy(members)

@@ -83,12 +83,12 @@ class Rule(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         table = _table(knowledge)
         ids = transcript.tokens.ids
-        sent = set(ids.tolist())
+        sent_ids = set(ids.tolist())
         originals_of = {
-            row: one.members
-            for one in required(knowledge.candidates).groups
-            for row in one.rows.tolist()
-            if row in sent
+            row: group.members
+            for group in required(knowledge.candidates).groups
+            for row in group.rows.tolist()
+            if row in sent_ids
         }
         rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in originals_of.items()}
         guess = np.full((len(ids), self.k), NO_BELIEF, np.int64)

@@ -19,8 +19,6 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class AsItIs(Attack):
-    """The attack."""
-
     name = "as-it-is"
     title = "What was sent, read as it is"
     cost = Cost(0.1, tokens=1)

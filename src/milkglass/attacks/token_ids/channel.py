@@ -18,11 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalised, summed
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -30,50 +29,51 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Channel:
     """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
-        behind: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
+        originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
         p: (n, c) the probability that each of these is sent as that seen token.
-        share: (n,) of the public text's tokens.
+        share: (n,) each token's share of the public text.
     """
 
-    behind: Ids
+    originals: Ids
     p: Floats
     share: Floats
 
 
-def replacement_counts(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
-    """Returns the sorted pairs s * n + x, and how often the rehearsals sent x as s."""
+def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+    """Returns the sorted pairs s * n + x, and how often the rehearsals sent token x as s; n is `size`.
+
+    A rehearsal is what was sent, and (total,) the place in it of each token of `original`.
+    """
     keys = [np.empty(0, np.int64)]
-    for seen, origin in sent:
-        there = origin != NO_BELIEF
-        keys.append(seen.ids[origin[there]] * size + original.ids[there])
+    for seen, origin in rehearsals:
+        was_sent = origin != NO_BELIEF
+        keys.append(seen.ids[origin[was_sent]] * size + original.ids[was_sent])
     pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
     return pairs, counts.astype(np.int64)
 
 
-def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """Returns the channel that rehearsals of `original` show, each with the place at which every token was sent."""
+def learnt(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
+    """Returns the channel that rehearsals of `original` show, with at most `candidates` originals a token."""
     share = original.counts(size) / max(1, len(original.ids))
-    pairs, counts = replacement_counts(original, sent, size)
-    seen_ids, token = pairs // size, pairs % size
+    pairs, counts = replacement_counts(original, rehearsals, size)
+    seen_ids, original_ids = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
-    seen_ids, token, counts = seen_ids[order], token[order], counts[order].astype(np.float64)
-    place = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
-    is_listed = place < candidates
+    seen_ids, original_ids, counts = seen_ids[order], original_ids[order], counts[order].astype(np.float64)
+    rank = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
+    is_listed = rank < candidates
     table = np.full((size, candidates), NO_BELIEF, np.int64)
     p = np.zeros((size, candidates))
-    table[seen_ids[is_listed], place[is_listed]] = token[is_listed]
-    times = np.bincount(token, counts, size)  # how often each token was sent at all
-    p[seen_ids[is_listed], place[is_listed]] = counts[is_listed] / times[token[is_listed]]
-    bare = table[:, 0] == NO_BELIEF
-    table[bare, 0], p[bare, 0] = np.flatnonzero(bare), 1.0
+    table[seen_ids[is_listed], rank[is_listed]] = original_ids[is_listed]
+    times = np.bincount(original_ids, counts, size)  # how often each token was sent at all
+    p[seen_ids[is_listed], rank[is_listed]] = counts[is_listed] / times[original_ids[is_listed]]
+    is_unseen = table[:, 0] == NO_BELIEF
+    table[is_unseen, 0], p[is_unseen, 0] = np.flatnonzero(is_unseen), 1.0
     return Channel(table, p, share)
 
 
@@ -85,44 +85,43 @@ class Neighbours:
         self.keys, self.count = pairs.left * size + pairs.right, pairs.count
         self.times = summed(pairs.left, pairs.count, size)
 
-    def between(self, left: Ids, right: Ids) -> Floats:
+    def between(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (a, b) p(right | left), which is never zero."""
         if not len(self.keys):
-            return np.tile(self.share[right] + 1e-9, (len(left), 1))
-        expected = left[:, None] * len(self.share) + right[None, :]
+            return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
+        expected = left_ids[:, None] * len(self.share) + right_ids[None, :]
         seen = looked_up(self.keys, self.count, expected)
-        observed = seen / np.maximum(self.times[left], 1.0)[:, None]
-        return np.asarray((1 - self.mix) * (self.share[right] + 1e-9)[None, :] + self.mix * observed)
+        observed = seen / np.maximum(self.times[left_ids], 1.0)[:, None]
+        return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
-    rows = [channel.behind[one][channel.behind[one] != NO_BELIEF] for one in ids.tolist()]
+    rows = [channel.originals[one][channel.originals[one] != NO_BELIEF] for one in ids.tolist()]
     emitted = [channel.p[one][: len(members)] for one, members in zip(ids.tolist(), rows, strict=True)]
     moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
     forward = [emitted[0] * (channel.share[rows[0]] + 1e-9)]
     for move, likelihood in zip(moves, emitted[1:], strict=True):
-        forward.append(_unit(forward[-1]) @ move * likelihood)
+        forward.append(normalised(forward[-1]) @ move * likelihood)
     backward = [np.ones(len(rows[-1]))]
     for move, likelihood in zip(reversed(moves), reversed(emitted[1:]), strict=True):
-        backward.append(_unit(move @ (backward[-1] * likelihood)))
-    both = zip(rows, forward, reversed(backward), strict=True)
-    return [(members, _unit(one * other)) for members, one, other in both]
+        backward.append(normalised(move @ (backward[-1] * likelihood)))
+    return [(members, normalised(a * b)) for members, a, b in zip(rows, forward, reversed(backward), strict=True)]
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
     """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
-    at = 0
+    text_start = 0
     for number, text in enumerate(tokens):
         if budget.left() <= 0:
             break
-        read = posterior(text, channel, neighbours) if len(text) else []
-        pairs = sum(len(one) * len(other) for (one, _), (other, _) in zip(read, read[1:], strict=False))
-        budget.spend(len(text) * work.CALL + work.elements(20.0 * pairs))
-        for place, (part, likely) in enumerate(read):
-            best = np.argsort(-likely, kind="stable")[: guess.shape[1]]
-            guess[at + place, : len(best)] = part[best]
-        at += len(text)
+        beliefs_of_places = posterior(text, channel, neighbours) if len(text) else []
+        counts = np.array([len(originals) for originals, _ in beliefs_of_places], np.float64)
+        budget.spend(len(text) * work.CALL + work.elements(20.0 * float(counts[:-1] @ counts[1:])))
+        for place, (originals, belief) in enumerate(beliefs_of_places):
+            best = np.argsort(-belief, kind="stable")[: guess.shape[1]]
+            guess[text_start + place, : len(best)] = originals[best]
+        text_start += len(text)
         budget.progress((number + 1) / len(tokens))
     return guess
 
@@ -132,10 +131,6 @@ def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> lis
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
     return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
-
-
-def _unit(values: Floats) -> Floats:
-    return np.asarray(values / max(float(values.sum()), 1e-300))
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,14 @@ class ChosenAnswers(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         prompts = [row for one in transcript.all(Outputs) if one.prompts is not None for row in one.prompts]
-        sent, at = list(transcript.tokens), 0
+        sent_texts, index = list(transcript.tokens), 0
         named = np.full(transcript.size, NO_BELIEF, np.int64)
         for prompt, written, text in zip(prompts, transcript.outputs, required(knowledge.answers), strict=True):
-            at = next((i for i in range(at, len(sent)) if np.array_equal(sent[i], prompt)), at)
-            after = next((row for row in sent[at + 1 :] if _goes_on(row, prompt)), None)
-            if after is not None:
-                _name(named, after[len(prompt) :], written, text)
-            at += 1
+            index = next((i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt)), index)
+            next_prompt = next((row for row in sent_texts[index + 1 :] if _goes_on(row, prompt)), None)
+            if next_prompt is not None:
+                _name(named, next_prompt[len(prompt) :], written, text)
+            index += 1
         return Guess(table=named[:, None])
 
 
@@ -69,7 +69,8 @@ def _name(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
     """
     if np.array_equal(continuation[: len(written)], written) or len(continuation) < len(text):
         return
-    place = continuation[: len(text)]
-    known, by_id = named[place], dict(zip(place.tolist(), text.tolist(), strict=True))
-    if ((known == NO_BELIEF) | (known == text)).all() and [by_id[one] for one in place.tolist()] == text.tolist():
-        named[place] = text
+    ids = continuation[: len(text)]
+    earlier, token_of = named[ids], dict(zip(ids.tolist(), text.tolist(), strict=True))
+    is_consistent = [token_of[one] for one in ids.tolist()] == text.tolist()
+    if is_consistent and ((earlier == NO_BELIEF) | (earlier == text)).all():
+        named[ids] = text

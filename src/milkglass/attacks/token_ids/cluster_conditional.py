@@ -52,6 +52,7 @@ class ClusterConditional(Attack):
     def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
         """Orders the members of ids that are exchanged where they occur, by count times P(id | token)."""
         for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
-            for row, values in zip(group.rows.tolist(), likelihood, strict=True):
-                order = np.lexsort((group.members, -counts[group.members] * np.exp(values - values.max())))[: self.k]
+            for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True):
+                weights = counts[group.members] * np.exp(row_likelihood - row_likelihood.max())
+                order = np.lexsort((group.members, -weights))[: self.k]
                 table[row, : len(order)] = group.members[order]

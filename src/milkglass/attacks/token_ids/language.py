@@ -90,27 +90,27 @@ class LanguageModel(Solver):
     ) -> Candidates:
         """Returns decipherment's candidates, settled again with what the model says about them."""
         started = budget.clock()
-        base = result = self.first.learn(transcript, knowledge, budget.part(1), rng)
+        first_candidates = settled = self.first.learn(transcript, knowledge, budget.part(1), rng)
         elapsed = budget.clock() - started
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
-            return result
+            return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
-        prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
+        prior = restricted(required(knowledge.candidates), first_candidates.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
-        places = np.zeros(transcript.size, np.int64)
+        places_seen = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
-            ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
-            self._update(table, reader, transcript, result, ends, rng)
-            table.store(table.evidence(self.patience), stored, places, base.groups)
+            round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
+            table = EvidenceTable(settled, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            self._update(table, reader, transcript, settled, round_budget, rng)
+            table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(base.groups, base.likelihood, stored)
-            stronger = replace(knowledge, candidates=_plus(base.groups, prior, stored))
-            result = self.first.learn(transcript, stronger, budget.part(1), rng)
-        return result
+                return _plus(first_candidates.groups, first_candidates.likelihood, stored)
+            stronger = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
+            settled = self.first.learn(transcript, stronger, budget.part(1), rng)
+        return settled
 
     def _update(
         self,
@@ -126,20 +126,20 @@ class LanguageModel(Solver):
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
         queue, common = table.urgent(texts, rng), None
         while len(queue) and budget.left() > 0:
-            part, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
-            read: list[ReadBatch] = []
-            for one in reader.reads(reading, part):
-                read.append(one)
+            text_numbers, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
+            batches_read: list[ReadBatch] = []
+            for batch in reader.reads(reading, text_numbers):
+                batches_read.append(batch)
                 if budget.left() <= 0:
                     break
-            if common is None and read:
-                states = torch.cat([one.states for one in read])
+            if common is None and batches_read:
+                states = torch.cat([batch.states for batch in batches_read])
                 common = reader.log_mean_probability(
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
-            for batch in read:
-                open_places = table.open_at(texts.ids[batch.where])
-                ids = texts.ids[batch.where[open_places]]
+            for batch in batches_read:
+                open_places = table.open_at(texts.ids[batch.places])
+                ids = texts.ids[batch.places[open_places]]
                 if len(ids):
                     options = table.member[table.line[ids]]
                     table.update(
@@ -149,5 +149,5 @@ class LanguageModel(Solver):
                     )
 
 
-def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:
-    return Candidates(groups, tuple(a + b for a, b in zip(one, other, strict=True)))
+def _plus(groups: tuple[Group, ...], likelihood: Sequence[Floats], evidence: Sequence[Floats]) -> Candidates:
+    return Candidates(groups, tuple(a + b for a, b in zip(likelihood, evidence, strict=True)))

@@ -57,11 +57,11 @@ def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     ]
     located, begin = [], 0
     for number, ids in enumerate(texts):
-        pieces = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
-        ends = np.cumsum([len(one) for one in pieces])
-        for match in MASK.finditer("".join(pieces)):
-            first = int(np.searchsorted(ends, match.start(), side="right"))
-            last = int(np.searchsorted(ends, match.end() - 1, side="right"))
+        letters_of_tokens = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
+        letter_ends = np.cumsum([len(one) for one in letters_of_tokens])
+        for match in MASK.finditer("".join(letters_of_tokens)):
+            first = int(np.searchsorted(letter_ends, match.start(), side="right"))
+            last = int(np.searchsorted(letter_ends, match.end() - 1, side="right"))
             located.append(Mask(number, begin + first, begin + last + 1, match[1].lower()))
         begin += len(ids)
     return located
@@ -81,12 +81,12 @@ def hidden_spans(
     starts = np.cumsum(corpus.lengths) - corpus.lengths
     for mask in masks(sent, tokenizer):
         text = slice(starts[mask.text], starts[mask.text] + corpus.lengths[mask.text])
-        places, ids = origin[text], corpus.ids[text]
-        inside = np.flatnonzero((places >= mask.start) & (places < mask.end))
+        sent_places, ids = origin[text], corpus.ids[text]
+        inside = np.flatnonzero((sent_places >= mask.start) & (sent_places < mask.end))
         if not len(inside):
             continue
         end = int(inside[-1]) + 1
-        while end < len(ids) and places[end] == NO_BELIEF:  # a longer entity than its mask
+        while end < len(ids) and sent_places[end] == NO_BELIEF:  # a longer entity than its mask
             end += 1
         kinds.setdefault(mask.kind, Counter())[tuple(ids[inside[0] : end].tolist())] += 1
     return kinds
@@ -94,7 +94,7 @@ def hidden_spans(
 
 @dataclass(frozen=True)
 class MaskFilling(Attack):
-    """The attack.
+    """The mask filling attack.
 
     Attributes:
         reader: a causal model, embedded or in a folder.
@@ -150,16 +150,16 @@ class MaskFilling(Attack):
             reading[mask.start : mask.end] = NO_BELIEF
             reading[mask.start] = spans_of_kind[mask.kind][0][0][0]
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        at = {mask.start: mask for mask in located}
+        mask_at = {mask.start: mask for mask in located}
         queue, texts_done = rng.permutation(np.unique([one.text for one in located])), 0
         nothing = np.zeros(len(reader.head))  # the mean probability is not taken off: rare first tokens would win
         while len(queue) and budget.left() > 0:
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
             for batch in reader.reads(Sequences(reading, texts.lengths), text_numbers):
-                in_masks = np.isin(batch.where, list(at))
+                in_masks = np.isin(batch.places, list(mask_at))
                 for row in np.flatnonzero(in_masks).tolist():
-                    mask = at[int(batch.where[row])]
+                    mask = mask_at[int(batch.places[row])]
                     options = spans_of_kind[mask.kind]
                     only = np.zeros(len(in_masks), np.bool_)
                     only[row] = True
@@ -175,5 +175,5 @@ def _write(running: Ids, mask: Mask, options: Sequence[tuple[int, ...]]) -> None
     """Writes candidates, the likeliest first, over the places of a mask."""
     running[mask.start : mask.end] = NO_BELIEF
     for rank, ids in enumerate(options):
-        part = ids[: mask.end - mask.start]
-        running[mask.start : mask.start + len(part), rank] = part
+        fitting_ids = ids[: mask.end - mask.start]
+        running[mask.start : mask.start + len(fitting_ids), rank] = fitting_ids

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
-from milkglass.attacks.forward import batches, body, stacked
+from milkglass.attacks.forward import batches, body, descend, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -51,8 +51,8 @@ class Scorer(torch.nn.Module):
         self.read = device.moved(torch.nn.Linear(self.body.config.hidden_size, 1))
         bound = self.read.in_features**-0.5
         with torch.no_grad():
-            for part in self.read.parameters():  # as torch draws them, but not from the generator that all share
-                part.copy_(torch.from_numpy(rng.uniform(-bound, bound, part.shape)))
+            for parameter in self.read.parameters():  # as torch draws them, but not from the generator that all share
+                parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, parameter.shape)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.read(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
@@ -102,77 +102,78 @@ class SDA(Attack):
         public_model = required(knowledge.public_model)
         corpus = required(knowledge.corpus)
         tokens = transcript.tokens
-        fixed = cribs.consistent(cribs.placed(tokens, corpus))
-        likely, prior = self.options(transcript, public_model.table, fixed)
-        scorer = self.train(public_model, corpus, fixed[:, 1], budget, rng)
-        reading = likely[tokens.ids, 0].copy()
+        crib_pairs = cribs.consistent(cribs.placed(tokens, corpus))
+        candidate_ids, log_prior = self.options(transcript, public_model.table, crib_pairs)
+        scorer = self.train(public_model, corpus, crib_pairs[:, 1], budget, rng)
+        reading = candidate_ids[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
         order = rng.permutation(len(tokens))
         for number_done, number in enumerate(order.tolist(), 1):
             if budget.left() <= 0:
                 break
-            place = slice(starts[number], starts[number] + tokens.lengths[number])
-            reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]], budget)
+            text = slice(starts[number], starts[number] + tokens.lengths[number])
+            ids = tokens.ids[text]
+            reading[text] = self.search(scorer, candidate_ids[ids], log_prior[ids], budget)
             budget.progress(self.training + (1 - self.training) * number_done / len(order))
         return Guess(running=reading[:, None])
 
-    def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
+    def options(self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns (n, K_A) candidates of each sent id, nearest first, and their log-probabilities."""
-        used = np.unique(transcript.tokens.ids)
-        rows = transcript.table[torch.from_numpy(used)]
-        result = nearest(rows, table, self.candidates)
-        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[result], dim=2)
-        likely = np.zeros((transcript.size, self.candidates), np.int64)
-        prior = np.zeros((transcript.size, self.candidates))
-        likely[used] = result.numpy()
-        prior[used] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
-        likely[fixed[:, 0]], prior[fixed[:, 0]] = fixed[:, 1:], 0.0
-        return likely, prior
+        sent_ids = np.unique(transcript.tokens.ids)
+        rows = transcript.table[torch.from_numpy(sent_ids)]
+        nearest_rows = nearest(rows, table, self.candidates)
+        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[nearest_rows], dim=2)
+        candidate_ids = np.zeros((transcript.size, self.candidates), np.int64)
+        log_prior = np.zeros((transcript.size, self.candidates))
+        candidate_ids[sent_ids] = nearest_rows.numpy()
+        log_prior[sent_ids] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
+        candidate_ids[crib_pairs[:, 0]], log_prior[crib_pairs[:, 0]] = crib_pairs[:, 1:], 0.0
+        return candidate_ids, log_prior
 
     def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
-        """Trains on real sentences against those of neighbours until epochs, steps or budget end; `fixed` stay."""
+        """Returns a scorer trained on real sentences against those of neighbours, until epochs, steps or budget end.
+
+        The ids `fixed` are never replaced.
+        """
         scorer = Scorer(public, rng)
         table = public.table
-        words = np.unique(corpus.ids)
+        public_ids = np.unique(corpus.ids)
         neighbours = np.zeros((len(table), self.candidates), np.int64)
-        neighbours[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[
-            :, 1:
-        ]  # not itself
+        nearest_ids = nearest(table[torch.from_numpy(public_ids)], table, self.candidates + 1).numpy()
+        neighbours[public_ids] = nearest_ids[:, 1:]  # not itself
         neighbours[fixed] = fixed[:, None]
         optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0, fused=True)
         seconds_left, training_seconds = budget.left(), self.training * budget.left()
-        groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
+        text_groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
         step = 0
         for _ in range(self.epochs):
-            for number in rng.permutation(len(groups)).tolist():
+            for number in rng.permutation(len(text_groups)).tolist():
                 if step == self.steps or seconds_left - budget.left() >= training_seconds:
                     return scorer.eval()
                 step += 1
-                real = stacked(corpus, groups[number])
+                real = stacked(corpus, text_groups[number])
                 choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
-                false = device.tensor(neighbours[device.array(real), choices])
-                scores = scorer(torch.cat([real, false]))
-                expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(false))])
+                replaced = device.tensor(neighbours[device.array(real), choices])
+                scores = scorer(torch.cat([real, replaced]))
+                expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(replaced))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
+                descend(optimiser, loss)
                 budget.spend(work.trained(scorer, 2 * real.numel()))
         return scorer.eval()
 
     @torch.inference_mode()
-    def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64], budget: Budget) -> Ids:
+    def search(self, scorer: Scorer, candidate_ids: Ids, log_prior: NDArray[np.float64], budget: Budget) -> Ids:
         """Returns (t,) the best reading of one sentence, by the candidates (t, K_A) and their log-probabilities."""
-        beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
-        for options, weights in zip(likely, prior, strict=True):
+        beams, beam_priors = np.empty((1, 0), np.int64), np.zeros(1)
+        for options, option_priors in zip(candidate_ids, log_prior, strict=True):
             if (options == options[0]).all():  # known by its place
-                options, weights = options[:1], weights[:1]
+                options, option_priors = options[:1], option_priors[:1]
             # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
-            longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
-            weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
-            budget.spend(work.run(scorer, longer.size))
-            scores = device.array(scorer(device.tensor(longer))) + weighed
+            extended = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
+            extended_priors = np.repeat(beam_priors, len(options)) + np.tile(option_priors, len(beams))
+            budget.spend(work.run(scorer, extended.size))
+            scores = device.array(scorer(device.tensor(extended))) + extended_priors
             best = np.argsort(-scores, kind="stable")[: self.beam]
-            beams, so_far = longer[best], weighed[best]
+            beams, beam_priors = extended[best], extended_priors[best]
         return beams[0]

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.forward import batches, body, descend, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
 from milkglass.attacks.token_ids.text_in_context import Chain
@@ -63,58 +63,61 @@ class Symbols:
     Attributes:
         of_id: (n',) the symbol of each scrambled id.
         of_token: (n,) the symbol of each public token.
-        own: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
+        tokens_of_symbol: the public tokens of each symbol. The last symbol is for ids and tokens in no group.
         exchanged: the symbols that randomised response exchanges for each other, ascending.
         order: (n,) the tokens, those of one symbol adjacent, those of exchanged symbols first.
-        members: the tokens that a place with each symbol can hold: `own`, or those of all `exchanged` symbols.
+        members: the tokens that a place with each symbol can hold: its own, or those of all `exchanged` symbols.
     """
 
     def __init__(
-        self, candidates: Candidates, ids: int, tokens: int, responses: RandomisedResponse | None = None
+        self, candidates: Candidates, id_count: int, token_count: int, responses: RandomisedResponse | None = None
     ) -> None:
-        """Numbers the symbols of n' = `ids` and n = `tokens`. With `responses` each group has one row."""
+        """Numbers the symbols of n' = `id_count` ids and n = `token_count` tokens.
+
+        With `responses` each group has one row.
+        """
         unlisted = len(candidates.groups)
-        self.of_id, self.of_token = np.full(ids, unlisted, np.int64), np.full(tokens, unlisted, np.int64)
+        self.of_id, self.of_token = np.full(id_count, unlisted, np.int64), np.full(token_count, unlisted, np.int64)
         for number, group in enumerate(candidates.groups):
             self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.own = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
+        self.tokens_of_symbol = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
-        others = np.setdiff1d(np.arange(len(self.own)), self.exchanged)
-        self.order = np.concatenate([self.own[i] for i in (*self.exchanged, *others)])
-        shared = self.order[: sum(len(self.own[i]) for i in self.exchanged)]
-        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.own))
+        unexchanged = np.setdiff1d(np.arange(len(self.tokens_of_symbol)), self.exchanged)
+        self.order = np.concatenate([self.tokens_of_symbol[i] for i in (*self.exchanged, *unexchanged)])
+        shared = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
+        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.tokens_of_symbol))
 
     @property
     def advantage(self) -> float:
         """Returns log P(s | t) for a member t of s, less that for another token."""
         return self.responses.advantage if self.responses else 0.0
 
-    def spans(self, each: tuple[Ids, ...]) -> list[slice]:
-        """Returns the slices of `order` that hold each symbol's tokens, for `own` or `members`."""
+    def spans(self, tokens_of_symbols: tuple[Ids, ...]) -> list[slice]:
+        """Returns the slices of `order` that hold each symbol's tokens, for `tokens_of_symbol` or `members`."""
         position = np.empty(len(self.of_token), np.int64)
         position[self.order] = np.arange(len(self.order))
-        starts = [int(position[one[0]]) if len(one) else 0 for one in each]
-        return [slice(start, start + len(one)) for start, one in zip(starts, each, strict=True)]
+        starts = [int(position[one[0]]) if len(one) else 0 for one in tokens_of_symbols]
+        return [slice(start, start + len(one)) for start, one in zip(starts, tokens_of_symbols, strict=True)]
 
     def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
         """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
-        result = self.of_token[tokens]
+        symbols = self.of_token[tokens]
         m = len(self.exchanged)
         if self.responses is None or m < 2:
-            return result
-        which = np.isin(result, self.exchanged) & (rng.random(result.shape) >= self.responses.kept)
-        place = np.searchsorted(self.exchanged, result[which])
-        result[which] = self.exchanged[(place + rng.integers(1, m, len(place))) % m]
-        return result
+            return symbols
+        is_replaced = np.isin(symbols, self.exchanged) & (rng.random(symbols.shape) >= self.responses.kept)
+        index = np.searchsorted(self.exchanged, symbols[is_replaced])
+        symbols[is_replaced] = self.exchanged[(index + rng.integers(1, m, len(index))) % m]
+        return symbols
 
     def chain(self, corpus: Sequences) -> Chain:
         """Returns a hidden Markov chain over symbols in place of ids."""
-        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.own) if len(one))
+        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
         uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
             uniform = uniform.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
-        return Chain(uniform, corpus, len(self.own), len(self.of_token), self.responses is not None)
+        return Chain(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
 
 
 class SymbolReader(torch.nn.Module):
@@ -127,7 +130,7 @@ class SymbolReader(torch.nn.Module):
     are more likely by the mechanism's advantage.
 
     Attributes:
-        several: (s,) whether a symbol has more than one member.
+        has_several: (s,) whether a symbol has more than one member.
         start: (s,) where its members begin in `Symbols.order`.
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
@@ -136,11 +139,11 @@ class SymbolReader(torch.nn.Module):
 
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
         super().__init__()
-        self.spans, self.own = symbols.spans(symbols.members), symbols.spans(symbols.own)
+        self.spans, self.own_spans = symbols.spans(symbols.members), symbols.spans(symbols.tokens_of_symbol)
         self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
-        self.register_buffer("several", torch.tensor([len(one) > 1 for one in symbols.members]))
+        self.register_buffer("has_several", torch.tensor([len(one) > 1 for one in symbols.members]))
         self.register_buffer("start", torch.tensor([one.start for one in self.spans]))
-        order, sizes = symbols.order, [len(one) for one in symbols.own]
+        order, sizes = symbols.order, [len(one) for one in symbols.tokens_of_symbol]
         self.register_buffer("position", torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64)))
         table, weight = public.table, torch.from_numpy(counts).float()[:, None]
         member = torch.from_numpy(symbols.of_token)
@@ -159,19 +162,19 @@ class SymbolReader(torch.nn.Module):
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
         flat = symbols.flatten()
-        at = torch.nonzero(self.several[flat])[:, 0]
-        at = at[flat[at].argsort(stable=True)]
-        present, counts = torch.unique_consecutive(flat[at], return_counts=True)
-        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[at])
-        parts = zip(present.tolist(), at.split(counts.tolist()), states.split(counts.tolist()), strict=True)
-        for symbol, at_symbol, states_there in parts:
-            which = self.spans[symbol]
-            bias = self.bias[which]
+        places = torch.nonzero(self.has_several[flat])[:, 0]
+        places = places[flat[places].argsort(stable=True)]
+        present, counts = torch.unique_consecutive(flat[places], return_counts=True)
+        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[places])
+        places_by_symbol, states_by_symbol = places.split(counts.tolist()), states.split(counts.tolist())
+        for symbol, its_places, its_states in zip(present.tolist(), places_by_symbol, states_by_symbol, strict=True):
+            span = self.spans[symbol]
+            bias = self.bias[span]
             if symbol in self.exchanged:
-                own = torch.zeros_like(self.bias)
-                own[self.own[symbol]] = self.advantage
-                bias = bias + own[which]
-            yield at_symbol, torch.log_softmax(states_there @ self.table[which].T + bias, dim=1)
+                own_advantage = torch.zeros_like(self.bias)
+                own_advantage[self.own_spans[symbol]] = self.advantage
+                bias = bias + own_advantage[span]
+            yield its_places, torch.log_softmax(its_states @ self.table[span].T + bias, dim=1)
 
     def work(self, symbols: torch.Tensor, training: bool = False) -> float:
         """Returns the work of these symbols, or of a step of training on them."""
@@ -183,9 +186,9 @@ class SymbolReader(torch.nn.Module):
 
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
-        place = self.position[tokens.flatten()] - self.start[symbols.flatten()]
-        parts = [scores.gather(1, place[there][:, None])[:, 0] for there, scores in self(symbols)]
-        return -torch.cat(parts).mean() if parts else None
+        column = self.position[tokens.flatten()] - self.start[symbols.flatten()]
+        log_probabilities = [scores.gather(1, column[there][:, None])[:, 0] for there, scores in self(symbols)]
+        return -torch.cat(log_probabilities).mean() if log_probabilities else None
 
 
 @dataclass(frozen=True)
@@ -199,21 +202,21 @@ class Beliefs:
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
-        for numbers in batches(texts, TOKENS_AT_A_TIME):
-            inputs = stacked(texts, numbers)
+        for text_numbers in batches(texts, TOKENS_AT_A_TIME):
+            inputs = stacked(texts, text_numbers)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
-                    at: row
+                    index: row
                     for there, scores in self.reader(inputs)
-                    for at, row in zip(there.tolist(), device.array(scores.double()), strict=True)
+                    for index, row in zip(there.tolist(), device.array(scores.double()), strict=True)
                 }
             believed = [one for row in device.array(inputs) for one in self.chain.read(row, True)]
-            each = zip(places(texts, numbers), inputs.flatten().tolist(), believed, strict=True)
-            for at, (place, symbol, chain) in enumerate(each):
+            places_and_beliefs = zip(places(texts, text_numbers), inputs.flatten().tolist(), believed, strict=True)
+            for index, (place, symbol, chain) in enumerate(places_and_beliefs):
                 members = self.members[symbol]
                 if len(members) > 1:
-                    yield place, members, by_place[at], np.log(chain / chain.sum() + 1e-30)
+                    yield place, members, by_place[index], np.log(chain / chain.sum() + 1e-30)
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
@@ -226,9 +229,9 @@ class Beliefs:
         for place, members, network, chain in self.read(texts):
             if not counted[tokens[place]]:
                 continue
-            both = WEIGHTS @ np.stack([network, chain])
-            true = np.flatnonzero(members == tokens[place])
-            surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
+            log_weighed = WEIGHTS @ np.stack([network, chain])
+            is_true = np.flatnonzero(members == tokens[place])
+            surprise += np.logaddexp.reduce(log_weighed, axis=1) - log_weighed[:, is_true].sum(1)
         return np.asarray(WEIGHTS[surprise.argmin()])
 
     def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
@@ -236,16 +239,16 @@ class Beliefs:
 
         The probability of the other members is divided among them by `share` (n,).
         """
-        result = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
+        listed_tokens = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
         chances = np.zeros((len(texts.ids), k + 1))
         for place, members, network, chain in self.read(texts):
-            both = weights @ np.stack([network, chain])
-            likely = np.exp(both - np.logaddexp.reduce(both))
+            log_weighed = weights @ np.stack([network, chain])
+            likely = np.exp(log_weighed - np.logaddexp.reduce(log_weighed))
             best = np.argsort(-likely, kind="stable")[:k]
-            result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
-            left = share[members].sum() - share[members[best]].sum()
-            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(left, MIN_SHARE)
-        return Listed(result, chances)
+            listed_tokens[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
+            unlisted_share = share[members].sum() - share[members[best]].sum()
+            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
+        return Listed(listed_tokens, chances)
 
 
 @dataclass(frozen=True)
@@ -295,33 +298,33 @@ class SymbolDecoder(Attack):
         count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
-        apart, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
+        held_out, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT)
         share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
-        counted = np.ones(public.size, np.bool_)
-        counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
-        weights = beliefs.best_weights(replace(apart, ids=symbols.sent(apart.ids, rng)), apart.ids, counted)
-        sent = transcript.tokens.mapped(symbols.of_id)
-        others = corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT
-        listed = beliefs.listed(sent, weights, self.k, others)
+        is_counted = np.ones(public.size, np.bool_)
+        is_counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
+        weights = beliefs.best_weights(replace(held_out, ids=symbols.sent(held_out.ids, rng)), held_out.ids, is_counted)
+        sent_symbols = transcript.tokens.mapped(symbols.of_id)
+        smoothed_counts = corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT
+        listed = beliefs.listed(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
-            apart = apart.chosen(np.arange(len(apart))[:HELD_OUT])
-            known = beliefs.listed(replace(apart, ids=symbols.sent(apart.ids, rng)), weights, self.k, others)
+            held_out = held_out.chosen(np.arange(len(held_out))[:HELD_OUT])
+            held_out_symbols = replace(held_out, ids=symbols.sent(held_out.ids, rng))
+            held_out_lists = beliefs.listed(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
-            language = LanguageReader.chosen(
-                causal, self.width, apart, known, counted, budget.part(CHOOSING_SHARE), rng
-            )
-            listed = language.read(sent, listed, budget)
-        return Guess(running=listed.tokens, chances=listed.chances, weights=others)
+            choosing = budget.part(CHOOSING_SHARE)
+            language = LanguageReader.chosen(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
+            listed = language.read(sent_symbols, listed, budget)
+        return Guess(running=listed.tokens, chances=listed.chances, weights=smoothed_counts)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator
     ) -> None:
         """Trains at a rate that falls to zero at the end of the epochs or the budget, whichever is first."""
-        own = [one for one in reader.parameters() if one.requires_grad]
-        optimiser = torch.optim.AdamW(own, lr=self.learning_rate, fused=True)
+        trained_parameters = [one for one in reader.parameters() if one.requires_grad]
+        optimiser = torch.optim.AdamW(trained_parameters, lr=self.learning_rate, fused=True)
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
         reader.train()
@@ -336,9 +339,6 @@ class SymbolDecoder(Attack):
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
-            optimiser.step()
+            descend(optimiser, loss, clip=1.0)
             budget.spend(reader.work(symbols_sent, True))
             budget.progress(spent)

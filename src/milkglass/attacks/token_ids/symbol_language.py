@@ -46,9 +46,9 @@ def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) ->
 
     It is 0 for an option that is NO_BELIEF or spelled as nothing. `common` (V,) is the reader's.
     """
-    there = np.maximum(options, 0)
-    gains = reader.log_likelihood_ratio(read, there, common) - reader.normaliser(read.states)[:, None]
-    return np.where((options == NO_BELIEF) | reader.spelling.silent[there], 0.0, gains)
+    option_ids = np.maximum(options, 0)
+    gains = reader.log_likelihood_ratio(read, option_ids, common) - reader.normaliser(read.states)[:, None]
+    return np.where((options == NO_BELIEF) | reader.spelling.silent[option_ids], 0.0, gains)
 
 
 class Beam:
@@ -85,29 +85,30 @@ class Beam:
     def grow(self, options: Ids, scores: Floats, weight: float, common: Floats) -> None:
         """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
         texts, k = options.shape
-        each = np.repeat(options, self.width, axis=0)
-        read = ReadBatch(np.arange(len(each)), self.states, self.joined)
-        gains = gain(self.reader, read, each, common).reshape(texts, self.width, k)
+        options_of_readings = np.repeat(options, self.width, axis=0)
+        read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.joined)
+        gains = gain(self.reader, read, options_of_readings, common).reshape(texts, self.width, k)
         total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(texts, -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, : self.width]
         self.total, parent = np.take_along_axis(total, best, 1), best // k
-        newest = np.take_along_axis(options, best % k, 1)
+        newest_tokens = np.take_along_axis(options, best % k, 1)
         kept = np.take_along_axis(self.tokens, parent[:, :, None], 1)
-        self.tokens = np.concatenate([kept, newest[:, :, None]], axis=2)
+        self.tokens = np.concatenate([kept, newest_tokens[:, :, None]], axis=2)
         self._keep((parent + self.width * np.arange(texts)[:, None]).reshape(-1))
-        self._write(newest.reshape(-1))
+        self._write(newest_tokens.reshape(-1))
 
     def best(self) -> Ids:
         """Returns (b, i) each text's best reading."""
         return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
 
     def _begin_again(self) -> None:
+        """Empties the cache of the model and what is counted of it."""
         from transformers import DynamicCache
 
         self.cache, rows = DynamicCache(), len(self.joined)
-        at = device.current()
-        self.mask = torch.zeros(rows, 0, dtype=torch.int64, device=at)
-        self.length = torch.zeros(rows, dtype=torch.int64, device=at)
+        current_device = device.current()
+        self.mask = torch.zeros(rows, 0, dtype=torch.int64, device=current_device)
+        self.length = torch.zeros(rows, dtype=torch.int64, device=current_device)
 
     def _keep(self, rows: Ids) -> None:
         index = device.tensor(rows)
@@ -141,9 +142,9 @@ class Beam:
         ids = torch.tensor(
             [[*one.tolist(), *[self.reader.begin] * (width - len(one))] for one in rows], device=device.current()
         )
-        at = torch.arange(width, device=device.current())
-        self.mask = torch.cat([self.mask, (at < lengths[:, None]).long()], dim=1)
-        positions = (self.length[:, None] + at).clamp(max=self.longest - 1)
+        offsets = torch.arange(width, device=device.current())
+        self.mask = torch.cat([self.mask, (offsets < lengths[:, None]).long()], dim=1)
+        positions = (self.length[:, None] + offsets).clamp(max=self.longest - 1)
         self.reader.budget.spend(work.run(self.reader.model, ids.numel()))
         output = self.reader.model(
             input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
@@ -169,14 +170,14 @@ class Listed:
     def scores(self) -> Floats:
         """Returns (total, k) log-probabilities. A place without options has one, which is nothing."""
         with np.errstate(divide="ignore"):
-            result = np.log(self.chances[:, :-1])
-        result[result.max(1) == -np.inf, 0] = 0
-        return result
+            log_chances = np.log(self.chances[:, :-1])
+        log_chances[log_chances.max(1) == -np.inf, 0] = 0
+        return log_chances
 
-    def weighed(self, said: Floats, weights: tuple[float, float]) -> Floats:
+    def weighed(self, gains: Floats, weights: tuple[float, float]) -> Floats:
         """Returns (total, k) the probabilities combined with what the reader says (total, k), by weights a, u'."""
-        both = weights[0] * self.scores + weights[1] * said
-        shares = np.exp(both - np.logaddexp.reduce(both, axis=1, keepdims=True))
+        log_weights = weights[0] * self.scores + weights[1] * gains
+        shares = np.exp(log_weights - np.logaddexp.reduce(log_weights, axis=1, keepdims=True))
         return np.asarray(shares * self.chances[:, :-1].sum(1, keepdims=True))
 
 
@@ -226,57 +227,58 @@ class LanguageReader:
             replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one
         ]
         is_counted = counted[texts.ids]
-        right = [int((one == texts.ids)[is_counted].sum()) for one in readings]
-        number = int(np.argmax(right))
-        gains = plain.said(Sequences(readings[number], texts.lengths), listed.tokens)
+        right_counts = [int((one == texts.ids)[is_counted].sum()) for one in readings]
+        number = int(np.argmax(right_counts))
+        gains = plain.gains(Sequences(readings[number], texts.lengths), listed.tokens)
         true = listed.tokens == texts.ids[:, None]
         weighed = [listed.weighed(gains, (a, u)) for a, u in WEIGHTS]
         least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
-        (a, u), whole = WEIGHTS[least], right[number] >= int((likeliest == texts.ids)[is_counted].sum())
-        return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=whole)
+        (a, u), takes_whole = WEIGHTS[least], right_counts[number] >= int((likeliest == texts.ids)[is_counted].sum())
+        return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=takes_whole)
 
     def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
         """Returns the lists in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
-        for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             if budget.left() <= 0:
                 break
-            at = np.flatnonzero(np.isin(texts.owner, numbers))
-            listed_part, some_texts = Listed(listed.tokens[at], listed.chances[at]), texts.chosen(np.sort(numbers))
-            best = self.best(some_texts, listed_part)
-            weighed = listed_part.weighed(
-                self.said(Sequences(best, some_texts.lengths), listed_part.tokens), self.weights
-            )
-            first = 2 * (listed_part.tokens == best[:, None]) if self.whole else 0
+            places = np.flatnonzero(np.isin(texts.owner, text_numbers))
+            options = Listed(listed.tokens[places], listed.chances[places])
+            lengths = texts.lengths[np.sort(text_numbers)]
+            best = self.best(Sequences(texts.ids[places], lengths), options)
+            weighed = options.weighed(self.gains(Sequences(best, lengths), options.tokens), self.weights)
+            first = 2 * (options.tokens == best[:, None]) if self.whole else 0
             order = np.argsort(-(weighed + first), axis=1, kind="stable")
-            tokens[at] = np.take_along_axis(listed_part.tokens, order, 1)
-            chances[at, :-1] = np.take_along_axis(weighed, order, 1)
+            tokens[places] = np.take_along_axis(options.tokens, order, 1)
+            chances[places, :-1] = np.take_along_axis(weighed, order, 1)
         return Listed(tokens, chances)
 
     def best(self, texts: Sequences, listed: Listed) -> Ids:
         """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
-        result = listed.tokens[:, 0].copy()
+        read_tokens = listed.tokens[:, 0].copy()
         if not self.strength:
-            return result
+            return read_tokens
         k, scores = listed.tokens.shape[1], listed.scores
-        ends = np.cumsum(texts.lengths)
-        for numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
-            beam = Beam(self.reader, len(numbers), self.width)
-            for place in range(int(texts.lengths[numbers].max())):
-                options, scores_listed = np.full((len(numbers), k), NO_BELIEF), np.full((len(numbers), k), -np.inf)
+        text_ends = np.cumsum(texts.lengths)
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+            beam = Beam(self.reader, len(text_numbers), self.width)
+            for place in range(int(texts.lengths[text_numbers].max())):
+                options = np.full((len(text_numbers), k), NO_BELIEF)
+                scores_listed = np.full(options.shape, -np.inf)
                 scores_listed[:, 0] = 0  # a text that is over has nothing to choose
-                there = np.flatnonzero(texts.lengths[numbers] > place)
-                at = (ends - texts.lengths)[numbers][there] + place
-                options[there], scores_listed[there] = listed.tokens[at], scores[at]
+                unfinished = np.flatnonzero(texts.lengths[text_numbers] > place)
+                places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
+                options[unfinished], scores_listed[unfinished] = listed.tokens[places], scores[places]
                 beam.grow(options, scores_listed, self.strength, self.common)
-            for number, best in zip(numbers, beam.best(), strict=True):
-                result[ends[number] - texts.lengths[number] : ends[number]] = best[: texts.lengths[number]]
-        return result
+            for number, best in zip(text_numbers, beam.best(), strict=True):
+                length = texts.lengths[number]
+                read_tokens[text_ends[number] - length : text_ends[number]] = best[:length]
+        return read_tokens
 
-    def said(self, reading: Sequences, options: Ids) -> Floats:
-        """Returns (total, k) the reader's gain of the options at each place, after the reading before it."""
-        result = np.zeros(options.shape)
-        for one in self.reader.reads(reading, np.arange(len(reading))):
-            result[one.where] = gain(self.reader, one, options[one.where], self.common)
-        return result
+    def gains(self, reading: Sequences, options: Ids) -> Floats:
+        """Returns (total, k) the reader's gain (see `gain`) of the options at each place, after the reading so far."""
+        gains = np.zeros(options.shape)
+        for batch in self.reader.reads(reading, np.arange(len(reading))):
+            gains[batch.places] = gain(self.reader, batch, options[batch.places], self.common)
+        return gains

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalised
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -59,21 +59,21 @@ class TextInContext(Attack):
             required(knowledge.corpus),
             transcript.size,
             knowledge.tokens(transcript.size),
-            exchanged=responses is not None,
+            are_exchanged=responses is not None,
         )
-        tokens = transcript.tokens
-        result = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
-        at = 0
-        for number, text in enumerate(tokens):
-            neighbours = budget.left() > 0
-            budget.spend(chain.work(text) if neighbours else len(text) * work.CALL)
-            for place, belief in enumerate(chain.read(text, neighbours)):
+        texts = transcript.tokens
+        guess = np.full((len(texts.ids), self.k), NO_BELIEF, np.int64)
+        text_start = 0
+        for number, text in enumerate(texts):
+            uses_neighbours = budget.left() > 0
+            budget.spend(chain.work(text) if uses_neighbours else len(text) * work.CALL)
+            for place, belief in enumerate(chain.read(text, uses_neighbours)):
                 members = chain.members(int(text[place]))
                 order = np.argsort(-belief, kind="stable")[: self.k]
-                result[at + place, : len(order)] = members[order]
-            at += len(text)
-            budget.progress((number + 1) / len(tokens))
-        return Guess(running=result)
+                guess[text_start + place, : len(order)] = members[order]
+            text_start += len(text)
+            budget.progress((number + 1) / len(texts))
+        return Guess(running=guess)
 
 
 class Chain:
@@ -81,41 +81,46 @@ class Chain:
 
     Attributes:
         group: (n',) the number of each scrambled id's group, -1 for none.
-        emitted: (m,) log P(id | member) up to a constant, for each id that is exchanged.
-        follows: (n, n) public bigrams.
-        share: (n,) of the public text.
-        kinds, total: (n,) how many different tokens follow each token, and how many in all.
+        emitted: (m,) log P(id | member) up to a constant, by each id that is exchanged.
+        follows: (n, n) counts of public bigrams.
+        share: (n,) each token's share of the public text.
+        followers, total: (n,) how many different tokens follow each token, and how many in all.
+        pairs: the part of `follows` for each pair of groups, once it was needed.
     """
 
     def __init__(
-        self, candidates: Candidates, corpus: Sequences, ids: int, tokens: int, exchanged: bool = False
+        self, candidates: Candidates, corpus: Sequences, id_count: int, token_count: int, are_exchanged: bool = False
     ) -> None:
-        """Builds the chain of these groups, with transitions of the public text.
+        """Takes the groups from `candidates` and the transitions from `corpus`.
 
-        With `exchanged` the candidates' likelihood is log P(id | member) where the id occurs.
+        Args:
+            id_count, token_count: how many scrambled and how many public ids there are.
+            are_exchanged: whether ids are exchanged where they occur; the candidates' likelihood is then
+                log P(id | member).
         """
-        self.candidates, self.group = candidates, np.full(ids, -1, np.int64)
-        for number, one in enumerate(candidates.groups):
-            self.group[one.rows] = number
-        weighed = zip(candidates.groups, candidates.likelihood, strict=True) if exchanged else ()
+        self.candidates, self.group = candidates, np.full(id_count, -1, np.int64)
+        for number, group in enumerate(candidates.groups):
+            self.group[group.rows] = number
+        exchanged_groups = zip(candidates.groups, candidates.likelihood, strict=True) if are_exchanged else ()
         self.emitted = {
-            row: values
-            for one, likelihood in weighed
-            for row, values in zip(one.rows.tolist(), likelihood, strict=True)
+            row: row_likelihood
+            for group, likelihood in exchanged_groups
+            for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True)
         }
-        self.share, pairs = PublicBigrams(corpus, tokens, ()).share, Bigrams(corpus, tokens)
-        self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
-        self.kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
-        self.total = np.bincount(pairs.left, pairs.count, tokens).astype(np.float64)
+        self.share, pairs = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
+        self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(token_count, token_count))
+        self.followers = np.bincount(pairs.left, minlength=token_count).astype(np.float64)
+        self.total = np.bincount(pairs.left, pairs.count, token_count).astype(np.float64)
         self.pairs: dict[tuple[int, int], sp.csr_matrix] = {}
 
-    def members(self, scrambled: int) -> Ids:
-        number = int(self.group[scrambled])
+    def members(self, scrambled_id: int) -> Ids:
+        """Returns (m,) the public ids that a scrambled id may stand for."""
+        number = int(self.group[scrambled_id])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
-    def emission(self, scrambled: int) -> Floats | float:
+    def emission(self, scrambled_id: int) -> Floats | float:
         """Returns (m,) P(id | member) up to a factor, or 1 for an id that is not exchanged."""
-        scores = self.emitted.get(scrambled)
+        scores = self.emitted.get(scrambled_id)
         return 1.0 if scores is None else np.exp(scores - scores.max())
 
     def counts(self, before: int, after: int) -> sp.csr_matrix:
@@ -128,44 +133,44 @@ class Chain:
     def forward(self, before: int, after: int, belief: Floats) -> Floats:
         """Returns (b,) the sum over a of belief(a) P(b | a)."""
         a, b = self.members(before), self.members(after)
-        weight = belief / (self.total[a] + np.maximum(self.kinds[a], 1.0))
-        unseen = float(weight @ np.maximum(self.kinds[a], 1.0))
-        result: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
-        return result
+        weight = belief / (self.total[a] + np.maximum(self.followers[a], 1.0))
+        unseen = float(weight @ np.maximum(self.followers[a], 1.0))
+        sums: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
+        return sums
 
     def backward(self, before: int, after: int, belief: Floats) -> Floats:
         """Returns (a,) the sum over b of P(b | a) belief(b)."""
         a, b = self.members(before), self.members(after)
-        kinds = np.maximum(self.kinds[a], 1.0)
-        result: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
-        return result / (self.total[a] + kinds)
+        followers = np.maximum(self.followers[a], 1.0)
+        sums: Floats = self.counts(before, after) @ belief + followers * float(self.share[b] @ belief)
+        return sums / (self.total[a] + followers)
 
     def work(self, text: Ids) -> float:
         """Returns about the work of reading a text with its neighbours."""
-        members = sum(len(self.members(one)) for one in text.tolist())
-        return 3 * len(text) * work.CALL + work.elements(20.0 * members)
+        member_count = sum(len(self.members(one)) for one in text.tolist())
+        return 3 * len(text) * work.CALL + work.elements(20.0 * member_count)
 
-    def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
-        """Returns (m,) the belief in each member, for each place; with `neighbours` they count."""
+    def read(self, text: Ids, uses_neighbours: bool) -> list[NDArray[np.float64]]:
+        """Returns for each place (m,) the belief in each member, by its neighbours too or by frequency alone."""
         own_beliefs = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
-        if not neighbours or len(text) < 2:
+        if not uses_neighbours or len(text) < 2:
             return own_beliefs
         forward = self._forward_beliefs(text, own_beliefs)
         backward: list[Floats] = [np.ones(len(own_beliefs[-1]))]
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
-            words = backward[-1] * self.emission(after)
+            emitted_belief = backward[-1] * self.emission(after)
             if self.group[before] >= 0 and self.group[after] >= 0:
-                back = self.backward(before, after, words)
-                backward.append(back / max(float(back.sum()), 1e-300))
+                backward.append(normalised(self.backward(before, after, emitted_belief)))
             else:
                 backward.append(np.ones(len(self.members(before))))
         return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
 
     def _forward_beliefs(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
         """Returns, for each place, (m,) the belief in each member by the text up to it."""
-        result = [own_beliefs[0] / max(float(own_beliefs[0].sum()), 1e-300)]
+        beliefs = [normalised(own_beliefs[0])]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
-            known = self.group[before] >= 0 and self.group[after] >= 0
-            now = self.forward(before, after, result[-1]) * self.emission(after) if known else own_beliefs[place]
-            result.append(now / max(float(now.sum()), 1e-300))
-        return result
+            belief = own_beliefs[place]
+            if self.group[before] >= 0 and self.group[after] >= 0:
+                belief = self.forward(before, after, beliefs[-1]) * self.emission(after)
+            beliefs.append(normalised(belief))
+        return beliefs

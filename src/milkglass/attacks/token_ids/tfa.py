@@ -75,23 +75,23 @@ class TFA(Attack):
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent, public = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.aliases)
-        if len(public):
-            table[sent] = (
-                by_nearest(sent_counts * knowledge.aliases, public_counts, sent, self.k, int(sent_counts.sum()))
+        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.aliases)
+        if len(public_ids):
+            table[sent_ids] = (
+                by_nearest(sent_counts * knowledge.aliases, public_counts, sent_ids, self.k, int(sent_counts.sum()))
                 if self.match == "nearest"
-                else self.around(sent, public)
+                else self.around(sent_ids, public_ids)
             )
         table[crib_pairs[:, 0], 0] = crib_pairs[:, 1]
         return Guess(table=table)
 
-    def around(self, sent: Ids, public: Ids) -> Ids:
+    def around(self, sent_ids: Ids, public_ids: Ids) -> Ids:
         """Returns (s, k) for each sent id the public id of its rank, then those of the ranks beside it."""
         steps = np.arange(1, self.k // 2 + 1)
         beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
-        ranks = np.arange(len(sent))[:, None] + beside
-        inside = (ranks >= 0) & (ranks < len(public))
-        guesses = np.where(inside, public[np.clip(ranks, 0, len(public) - 1)], NO_BELIEF)
+        ranks = np.arange(len(sent_ids))[:, None] + beside
+        inside = (ranks >= 0) & (ranks < len(public_ids))
+        guesses = np.where(inside, public_ids[np.clip(ranks, 0, len(public_ids) - 1)], NO_BELIEF)
         # what falls off the table must not take a better rank from what lies on it
         order = np.argsort(~inside[:, 1:], axis=1, kind="stable")
         guesses[:, 1:] = np.take_along_axis(guesses[:, 1:], order, axis=1)
@@ -104,17 +104,19 @@ def by_rank(counts: Ids) -> Ids:
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
-def by_nearest(sent_counts: Ids, public_counts: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
-    """Returns (s, k) for each id of `sent` the public ids of the nearest relative frequency (counts); ties by id.
+def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int) -> Ids:
+    """Returns (s, k) for each of `sent_ids` the public ids of the nearest relative frequency; ties by id.
 
-    `total` is of all that was sent, if `sent_counts` is what one alias stands for. None: the sum of `sent_counts`.
+    Args:
+        sent_counts: (n',) what each scrambled id counts; with aliases more than it occurs.
+        public_counts: (n,) how often each public id occurs.
+        total: how many ids were sent.
     """
-    public = np.flatnonzero(public_counts)
-    counts, which = np.unique(sent_counts[sent], return_inverse=True)
-    result = np.full((len(counts), k), NO_BELIEF, np.int64)
-    total = int(sent_counts.sum()) if total is None else total
-    shares = public_counts[public] * total  # both sides times both totals: whole numbers, so that ties are exact
+    public_ids = np.flatnonzero(public_counts)
+    counts, row_of_id = np.unique(sent_counts[sent_ids], return_inverse=True)
+    nearest_ids = np.full((len(counts), k), NO_BELIEF, np.int64)
+    shares = public_counts[public_ids] * total  # both sides times both totals: whole numbers, so that ties are exact
     for row, count in enumerate((counts * public_counts.sum()).tolist()):
         closest = np.argsort(np.abs(shares - count), kind="stable")[:k]
-        result[row, : len(closest)] = public[closest]
-    return result[which]
+        nearest_ids[row, : len(closest)] = public_ids[closest]
+    return nearest_ids[row_of_id]

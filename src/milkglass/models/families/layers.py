@@ -154,17 +154,19 @@ class ResidualStream:
         return cls(width, readers, writers, biases, norms, final, stream.gain_offset.get(model_type, 0.0))
 
 
-def ends(name: str, *parts: str) -> bool:
+def ends(name: str, *endings: str) -> bool:
     """Returns whether a tensor's full name is one of these, or ends with one after a dot."""
-    return any(name == part or name.endswith("." + part) for part in parts)
+    return any(name == part or name.endswith("." + part) for part in endings)
 
 
-def _only_tensor(names: list[str], end: str) -> str:
+def _only_tensor(names: list[str], ending: str) -> str:
     """Returns the tensor of that name outside all layers."""
-    result = [name for name in names if ends(name, end) and not re.search(r"\.\d+\.", name)]
-    if len(result) != 1:
-        raise UnsupportedModel(f"there are {len(result)} tensors named {end}, 1 is needed", "use ObfusLM without plus")
-    return result[0]
+    outside = [name for name in names if ends(name, ending) and not re.search(r"\.\d+\.", name)]
+    if len(outside) != 1:
+        raise UnsupportedModel(
+            f"there are {len(outside)} tensors named {ending}, 1 is needed", "use ObfusLM without plus"
+        )
+    return outside[0]
 
 
 def _sibling(name: str, norm: str) -> str:

@@ -34,51 +34,51 @@ class DiversityLimits:
         return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
 
 
-def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
+def bits_and_shares(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
     """Returns (m,) each symbol's entropy in bits and (m,) its largest share of one token, for masses (c,) of tokens."""
-    return _measures(*_sums(numbers, mass, symbols))
+    return _measures(*_sums(symbol_of_token, mass, symbols))
 
 
 def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
-    """Returns (c,) numbers from 0 without gaps, after symbols that break a limit were joined to others."""
-    _, numbers = np.unique(clusters.numbers, return_inverse=True)
-    symbols = int(numbers.max()) + 1
-    total, entropy, top = _sums(numbers, mass, symbols)
+    """Returns (c,) the symbol of each token, from 0 without gaps, after symbols that break a limit joined others."""
+    _, symbol_of_token = np.unique(clusters.symbol_of_token, return_inverse=True)
+    symbols = int(symbol_of_token.max()) + 1
+    total, entropy, heaviest = _sums(symbol_of_token, mass, symbols)
     centres = np.zeros((symbols, clusters.points.shape[1]))
     weight = np.sqrt(mass)
-    np.add.at(centres, numbers, clusters.points * weight[:, None])
-    centre_weight = np.bincount(numbers, weight, symbols)
-    live, target = np.ones(symbols, np.bool_), np.arange(symbols)
-    hopeless = top > limits.most_share * mass.sum()  # no company is large enough
+    np.add.at(centres, symbol_of_token, clusters.points * weight[:, None])
+    centre_weight = np.bincount(symbol_of_token, weight, symbols)
+    is_live, joined_to = np.ones(symbols, np.bool_), np.arange(symbols)
+    is_hopeless = heaviest > limits.most_share * mass.sum()  # no company is large enough
     for _ in range(symbols // 2):
-        bits, share = _measures(total, entropy, top)
-        broken = live & limits.broken(bits, share) & ~hopeless
-        if not broken.any():
+        bits, share = _measures(total, entropy, heaviest)
+        is_broken = is_live & limits.broken(bits, share) & ~is_hopeless
+        if not is_broken.any():
             break
-        one = int(np.flatnonzero(broken)[bits[broken].argmin()])
-        means = centres / centre_weight[:, None]
-        distance = ((means - means[one]) ** 2).sum(1)
-        is_possible = live & ~limits.broken(
-            *_measures(total + total[one], entropy + entropy[one], np.maximum(top, top[one]))
-        )
-        is_allowed = is_possible if is_possible[np.arange(symbols) != one].any() else live.copy()
-        is_allowed[one] = False
+        weakest = int(np.flatnonzero(is_broken)[bits[is_broken].argmin()])
+        centre_means = centres / centre_weight[:, None]
+        distance = ((centre_means - centre_means[weakest]) ** 2).sum(1)
+        union = total + total[weakest], entropy + entropy[weakest], np.maximum(heaviest, heaviest[weakest])
+        is_possible = is_live & ~limits.broken(*_measures(*union))
+        is_allowed = is_possible if is_possible[np.arange(symbols) != weakest].any() else is_live.copy()
+        is_allowed[weakest] = False
         partner = int(np.where(is_allowed, distance, np.inf).argmin())
-        for sums in (total, entropy, centres, centre_weight):
-            sums[partner] += sums[one]
-        top[partner], hopeless[partner] = max(top[partner], top[one]), hopeless[partner] or hopeless[one]
-        live[one], target[target == one] = False, partner
-    return np.unique(target[numbers], return_inverse=True)[1].astype(np.int64)
+        for amounts in (total, entropy, centres, centre_weight):
+            amounts[partner] += amounts[weakest]
+        heaviest[partner] = max(heaviest[partner], heaviest[weakest])
+        is_hopeless[partner] |= is_hopeless[weakest]
+        is_live[weakest], joined_to[joined_to == weakest] = False, partner
+    return np.unique(joined_to[symbol_of_token], return_inverse=True)[1].astype(np.int64)
 
 
-def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
+def _sums(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
     """Returns (m,) of each symbol its mass, the sum of mass log2 mass, and the mass of its heaviest token."""
-    top = np.zeros(symbols)
-    np.maximum.at(top, numbers, mass)
-    total = np.bincount(numbers, mass, symbols).astype(np.float64)
-    return total, np.bincount(numbers, mass * np.log2(mass), symbols).astype(np.float64), top
+    heaviest = np.zeros(symbols)
+    np.maximum.at(heaviest, symbol_of_token, mass)
+    total = np.bincount(symbol_of_token, mass, symbols).astype(np.float64)
+    return total, np.bincount(symbol_of_token, mass * np.log2(mass), symbols).astype(np.float64), heaviest
 
 
-def _measures(total: Masses, entropy: Masses, top: Masses) -> tuple[Masses, Masses]:
+def _measures(total: Masses, entropy: Masses, heaviest: Masses) -> tuple[Masses, Masses]:
     """Returns H = log2 M - (sum of w log2 w) / M, and the largest share."""
-    return np.log2(total) - entropy / total, top / total
+    return np.log2(total) - entropy / total, heaviest / total

@@ -61,11 +61,11 @@ class FoundSymbols:
     """The result of a way to find a map.
 
     Attributes:
-        numbers: (c,) a number from 0 for each token that is clustered.
+        symbol_of_token: (c,) the symbol, from 0, of each token that is clustered.
         points: (c, f) their positions, by which symbols are near each other.
     """
 
-    numbers: Ids
+    symbol_of_token: Ids
     points: Floats
 
 
@@ -87,6 +87,6 @@ class MapFinder(abc.ABC):
         """
 
 
-def thousandths(done: int, of: int) -> int:
-    """Returns the thousandths of the work in the last step, after `done` of `of` steps. They sum to 1000."""
-    return 1000 * done // of - 1000 * (done - 1) // of
+def thousandths(done: int, steps: int) -> int:
+    """Returns the thousandths of the work in the last step, after `done` of `steps` steps. They sum to 1000."""
+    return 1000 * done // steps - 1000 * (done - 1) // steps

@@ -32,10 +32,7 @@ from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
 
 ROWS_AT_A_TIME = 4096  # rows of distances held at a time
-PRICE_MOMENTUM, FLOOR = (
-    0.7,
-    0.05,
-)  # of the price: how much stays from one round to the next, and what bounds it from below
+PRICE_MOMENTUM, FLOOR = 0.7, 0.05  # of the price: what stays of the last round's, and what bounds it from below
 PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
 SEEN_TRUST = 0.3  # of trust: from two texts on a token has a score of its own
 SHARPNESS = 12.0  # of the kernel over cosines
@@ -71,7 +68,7 @@ class KMeans(MapFinder):
         for number in range(self.rounds):
             clusters.move(points, self.mass_price, start_draws)
             progress(thousandths(number + 1, self.rounds))
-        return FoundSymbols(clusters.numbers, points)
+        return FoundSymbols(clusters.symbol_of_token, points)
 
     def points(self, evidence: Evidence) -> Floats:
         """Returns (n, f) x_t of all tokens."""
@@ -79,9 +76,8 @@ class KMeans(MapFinder):
         if not self.label_weight or evidence.labelled is None:
             return unit_vectors
         scores, trust = label_scores(evidence.labelled, len(unit_vectors))
-        return np.concatenate(
-            [unit_vectors, np.float32(self.label_weight) * with_neighbours(scores, trust, unit_vectors)], axis=1
-        )
+        weighted_scores = np.float32(self.label_weight) * with_neighbours(scores, trust, unit_vectors)
+        return np.concatenate([unit_vectors, weighted_scores], axis=1)
 
 
 class Clusters:
@@ -89,19 +85,19 @@ class Clusters:
 
     Attributes:
         mass, weights: (c,) how common each is, above 0, and the square root of that.
-        numbers: (c,) the symbol of each token.
+        symbol_of_token: (c,) the symbol of each token.
     """
 
     def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
         self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
         self.centres: Floats | None = None
-        self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
 
     def of_tokens(self, n: int) -> Ids:
         """Returns (n,) the symbol of each token, 0 for tokens that are not clustered."""
-        result = np.zeros(n, np.int64)
-        result[self.tokens] = self.numbers
-        return result
+        symbols = np.zeros(n, np.int64)
+        symbols[self.tokens] = self.symbol_of_token
+        return symbols
 
     def start(self, points: Floats, draws: Draws) -> None:
         """Draws centres among the points (c, f)."""
@@ -111,30 +107,30 @@ class Clusters:
         """Makes one round. A symbol without tokens is drawn again. `price` is P of the module."""
         assert self.centres is not None
         m = len(self.price)
-        self.numbers = assign(points, self.centres, self.price)
-        total = np.bincount(self.numbers, self.weights, m)
-        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
+        self.symbol_of_token = assign(points, self.centres, self.price)
+        total = np.bincount(self.symbol_of_token, self.weights, m)
+        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.symbol_of_token, m)
         self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
         if len(empty_symbols := np.flatnonzero(total == 0)):
             self.centres[empty_symbols] = points[sample(self.weights, len(empty_symbols), draws)]
-        self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), price)
+        self.price = next_price(self.price, np.bincount(self.symbol_of_token, self.mass, m).astype(np.float64), price)
 
 
 def centred(vectors: Floats) -> Floats:
     """Returns (n, d) x_t: the vectors less their mean, then scaled to length 1."""
     difference = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
-    result: Floats = difference / (np.linalg.norm(difference, axis=1, keepdims=True) + 1e-9)
-    return result
+    unit: Floats = difference / (np.linalg.norm(difference, axis=1, keepdims=True) + 1e-9)
+    return unit
 
 
 def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
     """Returns (c,) the cheapest symbol of each token; ties go to the lower number. |x|^2 is equal for all symbols."""
     offsets = (centres.astype(np.float64) ** 2).sum(1) + price
-    parts = [
+    cheapest = [
         (offsets - 2.0 * (points[start : start + ROWS_AT_A_TIME] @ centres.T)).argmin(1)
         for start in range(0, len(points), ROWS_AT_A_TIME)
     ]
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate(cheapest).astype(np.int64)
 
 
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
@@ -143,11 +139,11 @@ def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: fl
     return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
 
 
-def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
+def sums(rows: Floats, symbol_of_row: Ids, symbols: int) -> Floats:
     """Returns (m, f) the sum of the rows of each symbol."""
-    result = np.zeros((symbols, rows.shape[1]), np.float32)
-    np.add.at(result, numbers, rows)
-    return result
+    summed = np.zeros((symbols, rows.shape[1]), np.float32)
+    np.add.at(summed, symbol_of_row, rows)
+    return summed
 
 
 def sample(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
@@ -170,22 +166,21 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
         has_label = labelled.labels == number
         with_label, label_count = np.bincount(token, has_label[text], size), int(has_label.sum())
         without_label = occurrences - with_label
-        odds = np.log((with_label + 1) / (label_count + 2)) - np.log(
-            (without_label + 1) / (len(has_label) - label_count + 2)
-        )
-        columns.append(trust * odds / np.sqrt(2))
+        other_count = len(has_label) - label_count
+        log_odds = np.log((with_label + 1) / (label_count + 2)) - np.log((without_label + 1) / (other_count + 2))
+        columns.append(trust * log_odds / np.sqrt(2))
     return np.stack(columns, axis=1), trust
 
 
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit: Floats) -> Floats:
     """Returns (n, f) the scores, in which rare tokens have those of their neighbours by unit vectors (n, d)."""
-    labelled, result = np.flatnonzero(trust > 0), scores.copy()
+    labelled, filled = np.flatnonzero(trust > 0), scores.copy()
     unseen = np.flatnonzero(trust <= SEEN_TRUST)
     if not len(labelled):
-        return result.astype(np.float32)
+        return filled.astype(np.float32)
     labelled_vectors = unit[labelled]
     for start in range(0, len(unseen), COSINE_ROWS):
-        part = unseen[start : start + COSINE_ROWS]
-        weights = np.exp(SHARPNESS * (unit[part] @ labelled_vectors.T - 1)) * trust[labelled]
-        result[part] = NEIGHBOUR_SHARE * (weights @ scores[labelled]) / (weights.sum(1, keepdims=True) + 1e-9)
-    return result.astype(np.float32)
+        block = unseen[start : start + COSINE_ROWS]
+        weights = np.exp(SHARPNESS * (unit[block] @ labelled_vectors.T - 1)) * trust[labelled]
+        filled[block] = NEIGHBOUR_SHARE * (weights @ scores[labelled]) / (weights.sum(1, keepdims=True) + 1e-9)
+    return filled.astype(np.float32)

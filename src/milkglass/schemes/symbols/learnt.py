@@ -141,9 +141,7 @@ class Training:
         epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
         first_epochs, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
-        others = [
-            parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
-        ]
+        others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
         steps, step = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epochs):
@@ -163,9 +161,10 @@ class Training:
                     self._move(tokens, 1)
                 progress(thousandths(step, epochs * steps))
         with torch.no_grad():
-            return FoundSymbols(self.clusters.numbers, self.network.points(tokens).numpy())
+            return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
     def _move(self, tokens: Tensor, rounds: int) -> None:
+        """Assigns the points of the tokens anew and moves the centres, `rounds` times; draws centres at first."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
@@ -176,11 +175,12 @@ class Training:
     def _batches(self, rows: Ids) -> Iterator[Ids]:
         """Yields numbers of rows, ROWS_A_STEP at a time and of similar length, in random order."""
         order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
-        parts = np.array_split(order, -(-len(order) // ROWS_A_STEP))
-        for number in np.argsort(self.drawn.uniform(len(parts))):
-            yield parts[number]
+        batches = np.array_split(order, -(-len(order) // ROWS_A_STEP))
+        for number in np.argsort(self.drawn.uniform(len(batches))):
+            yield batches[number]
 
     def _loss(self, numbers: Ids) -> Tensor:
+        """Returns () the loss of these rows: that of the labels, and what keeps points near their centres."""
         texts = self.task.texts.chosen(numbers)
         lengths = torch.from_numpy(texts.lengths)
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)

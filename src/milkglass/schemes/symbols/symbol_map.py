@@ -55,17 +55,17 @@ class SymbolMap:
     @classmethod
     def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
         """Returns a map. Raises UsageError if the arrays are none."""
-        result = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
-        result.require()
-        return result
+        symbol_map = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
+        symbol_map.require()
+        return symbol_map
 
     def require(self) -> None:
         """Raises UsageError if this is no map."""
-        numbers, weights = self.array, self.row_weights
-        if not len(numbers) or int(numbers.min()) < 0 or (np.bincount(numbers) == 0).any():
+        symbol_of_token, weights = self.array, self.row_weights
+        if not len(symbol_of_token) or int(symbol_of_token.min()) < 0 or (np.bincount(symbol_of_token) == 0).any():
             raise UsageError("a map of symbols leaves a number out, or is empty", HINT)
-        if len(weights) != len(numbers) or not (np.isfinite(weights) & (weights > 0)).all():
-            raise UsageError(f"a map of {len(numbers)} tokens has weights that are not above 0", HINT)
+        if len(weights) != len(symbol_of_token) or not (np.isfinite(weights) & (weights > 0)).all():
+            raise UsageError(f"a map of {len(symbol_of_token)} tokens has weights that are not above 0", HINT)
 
     @cached_property
     def array(self) -> Ids:
@@ -78,17 +78,17 @@ class SymbolMap:
 
     def mixture(self) -> MergedRows:
         """Returns the rows of the m' symbols as mixtures of the rows of tokens."""
-        numbers = self.array
-        order = np.argsort(numbers, kind="stable").astype(np.int64)
-        counts = np.bincount(numbers)
-        weights = self.row_weights / np.bincount(numbers, self.row_weights)[numbers]
+        symbol_of_token = self.array
+        order = np.argsort(symbol_of_token, kind="stable").astype(np.int64)
+        counts = np.bincount(symbol_of_token)
+        weights = self.row_weights / np.bincount(symbol_of_token, self.row_weights)[symbol_of_token]
         starts = np.concatenate([[0], np.cumsum(counts)])
         return MergedRows(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
 
 
-def shared_symbols(numbers: Ids) -> Ids:
-    """Returns the symbols that several tokens have, ascending. `numbers` (n,) is the symbol of each token."""
-    return np.flatnonzero(np.bincount(numbers) > 1)
+def shared_symbols(symbol_of_token: Ids) -> Ids:
+    """Returns the symbols that several tokens have, ascending."""
+    return np.flatnonzero(np.bincount(symbol_of_token) > 1)
 
 
 def _pack(array: NDArray[np.generic]) -> str:

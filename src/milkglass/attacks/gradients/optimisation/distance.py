@@ -33,27 +33,27 @@ class Layer:
 
     Attributes:
         weight, bias: the names of its parameters. None: it is not compared.
-        turned: whether its weight is (in, out), as GPT-2's is.
+        transposed: whether its weight is (in, out), as GPT-2's is.
     """
 
     module: Any
     weight: str | None
     bias: str | None
-    turned: bool
+    transposed: bool
 
 
 def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
-    names_of_parameters = {id(one): name for name, one in model.named_parameters() if name in names}
-    result = []
+    parameter_names = {id(one): name for name, one in model.named_parameters() if name in names}
+    layers = []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
-            weight, bias = (names_of_parameters.get(id(one)) for one in (module.weight, module.bias))
+            weight, bias = (parameter_names.get(id(one)) for one in (module.weight, module.bias))
             if weight or bias:
-                result.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
-    return tuple(result)
+                layers.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
+    return tuple(layers)
 
 
 class LayerRun(NamedTuple):
@@ -103,17 +103,17 @@ def products(
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
         x, d = inputs.reshape(guesses, -1, inputs.shape[-1]), delta.reshape(guesses, -1, outputs.shape[-1])
         rows.setdefault(layer, []).append((x, d))
-    result = {}
+    products_by_name = {}
     for layer in layers:
         x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
         if layer.weight:
-            known = seen[layer.weight].T if layer.turned else seen[layer.weight]
+            seen_weight = seen[layer.weight].T if layer.transposed else seen[layer.weight]
             square = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
-            result[layer.weight] = InnerProducts(((d @ known) * x).sum((1, 2)), square)
+            products_by_name[layer.weight] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), square)
         if layer.bias:
-            own = d.sum(1)
-            result[layer.bias] = InnerProducts(own @ seen[layer.bias], own.square().sum(1))
-    return result
+            gradient = d.sum(1)
+            products_by_name[layer.bias] = InnerProducts(gradient @ seen[layer.bias], gradient.square().sum(1))
+    return products_by_name
 
 
 @dataclass(frozen=True)
@@ -129,23 +129,23 @@ class Distance:
 
     def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns () the distance of pairs of tensors of the same shape; 0 if they are equal."""
-        parts = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
-        total = torch.stack(parts).sum()
-        return total / len(parts) if self.kind == "cosine" else total
+        distances = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
+        total = torch.stack(distances).sum()
+        return total / len(distances) if self.kind == "cosine" else total
 
     def _one(self, dummy: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         if self.kind == "cosine":
-            value = 1.0 - (dummy * seen).sum() / (dummy.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM))
+            distance = 1.0 - (dummy * seen).sum() / (dummy.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM))
         else:
             gap = dummy - seen
-            value = gap.square().sum() if self.kind == "squares" else gap.norm()
-        return value + self.l1 * (dummy - seen).abs().sum() if self.l1 else value
+            distance = gap.square().sum() if self.kind == "squares" else gap.norm()
+        return distance + self.l1 * (dummy - seen).abs().sum() if self.l1 else distance
 
     def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
         """Returns (h,) the distance without L1, by parameters' inner products and squared norms of those seen."""
-        parts = [self._of(one, squares[name]) for name, one in products.items()]
-        total = torch.stack(parts).sum(0)
-        return total / len(parts) if self.kind == "cosine" else total
+        distances = [self._of(one, squares[name]) for name, one in products.items()]
+        total = torch.stack(distances).sum(0)
+        return total / len(distances) if self.kind == "cosine" else total
 
     def _of(self, products: InnerProducts, square: float) -> torch.Tensor:
         if self.kind == "cosine":

@@ -35,8 +35,8 @@ class NearestGradient(Optimising):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance("squares", self.l1), frame)  # DLG, equation 4; TAG, equation 7
-        result = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
-        return problem.texts(problem.nearest(result))
+        embeddings = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
+        return problem.texts(problem.nearest(embeddings))
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.inversion import SharedBatch, require_positive
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.lamp import best_start, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
-from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
 
@@ -63,9 +62,7 @@ class GRAB(Optimising):
     )
 
     def __post_init__(self) -> None:
-        for name in ("starts", "permutations", "watch", "pool", "beam", "rounds"):
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+        require_positive(self, "starts", "permutations", "watch", "pool", "beam", "rounds")
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
@@ -88,12 +85,12 @@ class GRAB(Optimising):
         counts = tokens_met.copy()
 
         def between(descent: Descent) -> None:
-            if descent.done % self.watch == 0:
-                counts.update(_words(problem, problem.nearest(descent.x)))
+            if descent.steps_done % self.watch == 0:
+                counts.update(_tokens_at_free_places(problem, problem.nearest(descent.x)))
 
-        result = Descent(problem, start, AdamSchedule(self.steps, self.rate, self.decay)).run(budget, between)
-        counts.update(_words(problem, problem.nearest(result)))
-        return result, counts
+        embeddings = Descent(problem, start, AdamSchedule(self.steps, self.rate, self.decay)).run(budget, between)
+        counts.update(_tokens_at_free_places(problem, problem.nearest(embeddings)))
+        return embeddings, counts
 
     def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
@@ -112,7 +109,7 @@ class GRAB(Optimising):
         self,
         problem: Problem,
         beam: list[Ids],
-        at: tuple[int, int],
+        row_and_place: tuple[int, int],
         pool: list[int],
         judged: dict[bytes, float],
         budget: Budget,
@@ -120,38 +117,38 @@ class GRAB(Optimising):
         """Returns the beam after trying other tokens at one place, best first."""
         candidates = {one.tobytes(): one for one in beam}
         for text in beam:
-            for other in neighbours(text, at, problem.places(at[0]), pool):
-                candidates[other.tobytes()] = other
-        for keys in batched([key for key in candidates if key not in judged], problem.together):
+            for neighbour in neighbours(text, row_and_place, problem.places(row_and_place[0]), pool):
+                candidates[neighbour.tobytes()] = neighbour
+        for keys in batched([key for key in candidates if key not in judged], problem.guesses_at_once):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
-            values = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
-            judged.update(zip(keys, values.tolist(), strict=True))
-        known = [one for key, one in candidates.items() if key in judged]
-        return sorted(known, key=lambda one: judged[one.tobytes()])[: self.beam]
+            distances = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
+            judged.update(zip(keys, distances.tolist(), strict=True))
+        judged_texts = [one for key, one in candidates.items() if key in judged]
+        return sorted(judged_texts, key=lambda one: judged[one.tobytes()])[: self.beam]
 
 
-def neighbours(text: Ids, at: tuple[int, int], places: Ids, pool: list[int]) -> Iterator[Ids]:
+def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:
     """Yields the texts (b, t) with another token at that place.
 
     The token comes from the pool, or from another place of the same text: then the two are exchanged, or it is moved
     here.
     """
-    row, place = at
+    row, place = row_and_place
     for token in pool:
-        other = text.copy()
-        other[at] = token
-        yield other
-    index = int(np.flatnonzero(places == place)[0])
-    for other_index in range(len(places)):
+        substituted = text.copy()
+        substituted[row_and_place] = token
+        yield substituted
+    index = int(np.flatnonzero(free_places == place)[0])
+    for other_index in range(len(free_places)):
         exchanged, moved = text.copy(), text.copy()
-        exchanged[row, [place, places[other_index]]] = text[row, [places[other_index], place]]
-        words = text[row, places]
-        moved[row, places] = np.insert(np.delete(words, other_index), index, words[other_index])
+        exchanged[row, [place, free_places[other_index]]] = text[row, [free_places[other_index], place]]
+        tokens = text[row, free_places]
+        moved[row, free_places] = np.insert(np.delete(tokens, other_index), index, tokens[other_index])
         yield exchanged
         yield moved
 
 
-def _words(problem: Problem, ids: Ids) -> list[int]:
+def _tokens_at_free_places(problem: Problem, ids: Ids) -> list[int]:
     return [int(ids[row, place]) for row in range(len(ids)) for place in problem.places(row)]

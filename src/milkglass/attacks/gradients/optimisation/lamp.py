@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, lowest
+from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, nearest_guess
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences, looked_up
@@ -35,8 +35,8 @@ PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and
 LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 
-class Level:
-    """Counts of the runs of k ids.
+class RunCounts:
+    """How often each run of k ids occurs in a text.
 
     Attributes:
         keys: the runs as sorted numbers.
@@ -44,15 +44,15 @@ class Level:
         heads, after, kinds: the runs without their last id, how often they went on, and with how many different ids.
     """
 
-    def __init__(self, numbers: Ids, size: int) -> None:
-        self.keys, self.times = np.unique(numbers, return_counts=True)
-        self.heads, where, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
-        self.after = np.bincount(where, self.times, len(self.heads)).astype(np.int64)
+    def __init__(self, runs: Ids, size: int) -> None:
+        self.keys, self.times = np.unique(runs, return_counts=True)
+        self.heads, head_of_run, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
+        self.after = np.bincount(head_of_run, self.times, len(self.heads)).astype(np.int64)
 
-    def over(self, numbers: Ids, size: int, lower: Floats) -> Floats:
+    def probabilities(self, runs: Ids, size: int, lower: Floats) -> Floats:
         """Returns the probability of each run's last id, from the probabilities `lower` by shorter runs."""
-        times = looked_up(self.keys, self.times, numbers)
-        after, kinds = (looked_up(self.heads, values, numbers // size) for values in (self.after, self.kinds))
+        times = looked_up(self.keys, self.times, runs)
+        after, kinds = (looked_up(self.heads, values, runs // size) for values in (self.after, self.kinds))
         return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
 
 
@@ -70,7 +70,7 @@ class Prior:
 
     def __init__(self, corpus: Sequences, size: int) -> None:
         """Counts the runs of public ids below `size`."""
-        self.levels, self.size = [Level(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
+        self.levels, self.size = [RunCounts(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
 
     def cost(self, ids: Ids) -> float:
         """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
@@ -79,7 +79,7 @@ class Prior:
         text = Sequences(ids, np.array([len(ids)]))
         p = np.full(len(ids), 1 / self.size)
         for k, level in enumerate(self.levels, start=1):
-            p[k - 1 :] = level.over(_runs(text, k, self.size), self.size, p[k - 1 :])
+            p[k - 1 :] = level.probabilities(_runs(text, k, self.size), self.size, p[k - 1 :])
         return float(-np.log(p).mean())
 
 
@@ -87,10 +87,10 @@ def _runs(texts: Sequences, k: int, size: int) -> Ids:
     """Returns every run of k ids within one text as one number, (((a v) + b) v) + c."""
     ids, owner = texts.ids, texts.owner
     count = max(0, len(ids) - k + 1)
-    numbers = np.zeros(count, np.int64)
-    for place in range(k):
-        numbers = numbers * size + ids[place : place + count]
-    return np.asarray(numbers[owner[:count] == owner[k - 1 : k - 1 + count]])
+    runs = np.zeros(count, np.int64)
+    for offset in range(k):
+        runs = runs * size + ids[offset : offset + count]
+    return np.asarray(runs[owner[:count] == owner[k - 1 : k - 1 + count]])
 
 
 @dataclass(frozen=True)
@@ -137,29 +137,29 @@ class LAMP(Optimising):
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
         start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
-        pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
+        schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def between(descent: Descent) -> None:
-            if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1 % self.every:
+            if descent.steps_done >= BURN_IN * self.steps and descent.steps_done % self.every == 1 % self.every:
                 self.reorder_texts(descent, prior, budget, rng)
 
-        result = Descent(problem, start, pace).run(budget, between)
-        return problem.texts(problem.nearest(result))
+        embeddings = Descent(problem, start, schedule).run(budget, between)
+        return problem.texts(problem.nearest(embeddings))
 
     def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
         """Puts each text into the best of the proposed orders or its own."""
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
-            places, words = problem.places(row), problem.nearest(descent.x)[row]
-            orders = [np.arange(len(words))]
-            for one in proposals(len(places), self.proposals, rng):
+            places, token_ids = problem.places(row), problem.nearest(descent.x)[row]
+            orders = [np.arange(len(token_ids))]
+            for free_order in proposals(len(places), self.proposals, rng):
                 orders.append(orders[0].copy())
-                orders[-1][places] = places[one]
+                orders[-1][places] = places[free_order]
             moved = (_reordered(descent.x.detach(), row, order) for order in orders)
             costs = [value for _, value in judged(problem, moved, budget)]
             if prior is not None:
-                text = [prior.cost(words[order][:length]) for order in orders[: len(costs)]]
-                costs = [one + LANGUAGE[self.kind] * other for one, other in zip(costs, text, strict=True)]
+                language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
+                costs = (np.array(costs) + LANGUAGE[self.kind] * np.array(language_costs)).tolist()
             descent.reorder(row, orders[int(np.argmin(costs))])
 
 
@@ -172,22 +172,22 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
     """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
-    best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
-    places = [problem.places(row) for row in range(len(best))]
-    return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
+    best = nearest_guess(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
+    free_places = [problem.places(row) for row in range(len(best))]
+    return nearest_guess(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
 
 
-def _shuffled(x: torch.Tensor, places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
+def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
     """Returns the embeddings with the places of every text in a random order."""
     mixed = x.clone()
-    for row, part in enumerate(places):
-        mixed[row, part] = x[row, rng.permutation(part)]
+    for row, places_of_text in enumerate(free_places):
+        mixed[row, places_of_text] = x[row, rng.permutation(places_of_text)]
     return mixed
 
 
 def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """Returns the embeddings with every place at the mean length of the table's embeddings."""
-    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.size
+    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_length
 
 
 def swapped(count: int, rng: np.random.Generator) -> Ids:
@@ -202,9 +202,9 @@ def span_moved(count: int, rng: np.random.Generator, longest: int | None = None)
     """Returns (count,) the order with a span of at most `longest` places, and fewer than all, moved elsewhere."""
     width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
-    rest = np.delete(np.arange(count), np.s_[start : start + width])
-    to = int(rng.choice(np.delete(np.arange(len(rest) + 1), start)))  # not where it was
-    return np.insert(rest, to, np.arange(start, start + width))
+    remaining = np.delete(np.arange(count), np.s_[start : start + width])
+    target = int(rng.choice(np.delete(np.arange(len(remaining) + 1), start)))  # not where it was
+    return np.insert(remaining, target, np.arange(start, start + width))
 
 
 def rotated(count: int, rng: np.random.Generator) -> Ids:

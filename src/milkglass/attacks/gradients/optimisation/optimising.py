@@ -52,47 +52,47 @@ class Descent:
         least: that sum.
     """
 
-    def __init__(self, problem: Problem, start: torch.Tensor, pace: AdamSchedule) -> None:
-        self.problem, self.pace = problem, pace
+    def __init__(self, problem: Problem, start: torch.Tensor, schedule: AdamSchedule) -> None:
+        self.problem, self.schedule = problem, schedule
         self.x = problem.pinned(start.clone()).requires_grad_()
-        self.best, self.least, self.done = self.x.detach().clone(), float("inf"), 0
-        self._adam = torch.optim.Adam([self.x], lr=pace.rate)
+        self.best, self.least, self.steps_done = self.x.detach().clone(), float("inf"), 0
+        self._adam = torch.optim.Adam([self.x], lr=schedule.rate)
 
     def step(self) -> None:
         """Makes one step. Moves the masks of dropout too if they are unknown."""
         error = self.problem.loss(self.x)
-        if self.pace.pull:
+        if self.schedule.pull:
             inside = self.problem.mask.bool()
-            error = error + self.pace.pull * (self.x[inside].norm(dim=1).mean() - self.problem.size).square()
-        if (value := float(error.detach())) <= self.least:
-            self.least, self.best = value, self.x.detach().clone()
+            error = error + self.schedule.pull * (self.x[inside].norm(dim=1).mean() - self.problem.mean_length).square()
+        if (distance := float(error.detach())) <= self.least:
+            self.least, self.best = distance, self.x.detach().clone()
         masks = [] if self.problem.masks is None else self.problem.masks.values
         if masks and len(self._adam.param_groups) == 1:  # they are made in the first run
             self._adam.add_param_group({"params": masks})
         unknown = [self.x, *masks]
-        for one, grad in zip(unknown, torch.autograd.grad(error, unknown, materialize_grads=True), strict=True):
-            one.grad = grad
+        for variable, grad in zip(unknown, torch.autograd.grad(error, unknown, materialize_grads=True), strict=True):
+            variable.grad = grad
         for group in self._adam.param_groups:
-            group["lr"] = self.pace.rate * self.pace.decay ** (self.done // self.pace.every)
+            group["lr"] = self.schedule.rate * self.schedule.decay ** (self.steps_done // self.schedule.every)
         self._adam.step()
         with torch.no_grad():
             self.x.copy_(self.problem.pinned(self.x.detach().clone()))
         if self.problem.masks is not None:
             self.problem.masks.clamp()
-        self.done += 1
+        self.steps_done += 1
 
     def reorder(self, row: int, order: Ids) -> None:
         """Puts one text's places, and Adam's moments of them, into another order (t,)."""
         order_ids = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
-            for one in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
-                if one is not None:
-                    one[row] = one[row, order_ids].clone()
+            for moment in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
+                if moment is not None:
+                    moment[row] = moment[row, order_ids].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
         """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
-        while self.done < self.pace.steps and budget.left() > 0:
+        while self.steps_done < self.schedule.steps and budget.left() > 0:
             self.step()
             budget.spend(self.problem.work(1, twice=True))
             between(self)
@@ -100,15 +100,15 @@ class Descent:
 
 
 def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
-    """Yields each guess (b, t, d) with its distance while there is time, and the first ones in any case."""
-    for part in batched(guesses, problem.together):
-        budget.spend(problem.work(len(part)))
-        yield from zip(part, problem.distances(torch.stack(part)).tolist(), strict=True)
+    """Yields each guess (b, t, d) with its distance while there is time; the first batch of guesses in any case."""
+    for guesses_together in batched(guesses, problem.guesses_at_once):
+        budget.spend(problem.work(len(guesses_together)))
+        yield from zip(guesses_together, problem.distances(torch.stack(guesses_together)).tolist(), strict=True)
         if budget.left() <= 0:
             return
 
 
-def lowest(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
+def nearest_guess(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
     """Returns the guess with the smallest distance, of those for which there is time."""
     return min(judged(problem, guesses, budget), key=lambda pair: pair[1])[0]
 
@@ -144,7 +144,7 @@ class Optimising(Inversion):
             return "a text of no token"
         if step.task == "next-token" and len(lengths) and int(lengths.max()) < 2:
             return "no text has a second token, so that none is predicted"
-        for one in transcript.all(Gradients):
-            if reason := misfit(step, one.tensors):
+        for gradients in transcript.all(Gradients):
+            if reason := misfit(step, gradients.tensors):
                 return reason
         return None

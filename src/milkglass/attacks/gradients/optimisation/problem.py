@@ -86,8 +86,8 @@ class Masks(TorchFunctionMode):
     def clamp(self) -> None:
         """Clamps the masks to 0 to 1 after a step of an optimiser."""
         with torch.no_grad():
-            for one in self.values:
-                one.clamp_(0, 1)
+            for mask in self.values:
+                mask.clamp_(0, 1)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,13 @@ class Frame:
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
         """Returns the stated ids, or if None those that the public text shows. Raises UsageError outside v = `size`."""
-        for one in (first, last):
-            if one is not None and not 0 <= one < size:
-                raise UsageError(f"a special id of {one} in a vocabulary of {size}", "give the public tokenizer's")
-        if corpus is None:
-            return cls(first, last)
-        return cls(_common(corpus, 0) if first is None else first, _common(corpus, -1) if last is None else last)
+        for token in (first, last):
+            if token is not None and not 0 <= token < size:
+                raise UsageError(f"a special id of {token} in a vocabulary of {size}", "give the public tokenizer's")
+        if corpus is not None:
+            first = _common_end(corpus, 0) if first is None else first
+            last = _common_end(corpus, -1) if last is None else last
+        return cls(first, last)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -117,12 +118,12 @@ class Frame:
         return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
 
 
-def _common(texts: Sequences, place: int) -> int | None:
+def _common_end(texts: Sequences, index: int) -> int | None:
     """Returns the id that stands at this end of every text and nowhere else, or None."""
-    ends = [int(one[place]) for one in texts if len(one) > 1]
-    if len(ends) < MIN_COMMON_TEXTS or len(set(ends)) > 1:
+    end_ids = [int(one[index]) for one in texts if len(one) > 1]
+    if len(end_ids) < MIN_COMMON_TEXTS or len(set(end_ids)) > 1:
         return None
-    return ends[0] if int((texts.ids == ends[0]).sum()) == len(ends) else None
+    return end_ids[0] if int((texts.ids == end_ids[0]).sum()) == len(end_ids) else None
 
 
 class Problem:
@@ -136,8 +137,8 @@ class Problem:
         labels: (b,) the classes. None: the next-token loss.
         embeddings: (v, d) as the model reads them.
         unit: `embeddings`, each of length 1.
-        barred: ids that stand in no free place.
-        size: the mean length of an embedding.
+        barred: special and padding ids, which stand in no free place.
+        mean_length: of an embedding.
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
@@ -147,23 +148,23 @@ class Problem:
         with torch.no_grad():
             self.embeddings = step.embedded(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
-        self.unit, self.size = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        self.unit, self.mean_length = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
         tensors = batch.tensors
         self.names = comparable(step, tensors)
         self.seen = {name: tensors[name].float() for name in self.names}
         self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
         self.layers = linear(step.module, self.names)
-        read = {name for one in self.layers for name in (one.weight, one.bias)}
-        self._rest = [name for name in self.names if name not in read]
+        layered = {name for one in self.layers for name in (one.weight, one.bias)}
+        self._unlayered = [name for name in self.names if name not in layered]
         self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
         self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
         self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
 
-    def _to_device(self, values: NDArray[Any]) -> torch.Tensor:
+    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         """Returns the array as a tensor where the model is."""
-        return torch.from_numpy(values).to(self.step.device)
+        return torch.from_numpy(array).to(self.step.device)
 
     # --- texts and embeddings -----------------------------------------------------------------------------------------
     @property
@@ -219,13 +220,12 @@ class Problem:
             return self._written_out(x, targets)
         with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
-        rest = [self._parameters[name] for name in self._rest]
-        outputs = [one.outputs for one in runs]
-        result = torch.autograd.grad(loss, [*outputs, *rest], create_graph=True, materialize_grads=True)
-        deltas, others = result[: len(runs)], result[len(runs) :]
-        every = products(self.layers, runs, deltas, self.seen, 1)
-        every |= {name: product(gradient, self.seen[name]) for name, gradient in zip(self._rest, others, strict=True)}
-        return self.distance.of(every, self.squares)[0]
+        variables = [one.outputs for one in runs] + [self._parameters[name] for name in self._unlayered]
+        gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
+        inner_products = products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
+        for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
+            inner_products[name] = product(gradient, self.seen[name])
+        return self.distance.of(inner_products, self.squares)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
@@ -241,7 +241,7 @@ class Problem:
         return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)
 
     @property
-    def together(self) -> int:
+    def guesses_at_once(self) -> int:
         """Returns how many guesses are best judged at once."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
@@ -257,8 +257,8 @@ class Problem:
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
-            every = products(self.layers, runs, deltas, self.seen, count)
-            return device.array(self.distance.of(every, self.squares).double())
+            inner_products = products(self.layers, runs, deltas, self.seen, count)
+            return device.array(self.distance.of(inner_products, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():

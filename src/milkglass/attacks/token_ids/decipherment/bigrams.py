@@ -19,9 +19,14 @@ WINDOW_IDS = 250  # ids to either side among which an unseen token takes its est
 MIN_COUNT = 0.003  # what an unseen token counts at the very least
 
 
-def summed(where: Ids, values: Floats, size: int) -> Floats:
+def summed(indices: Ids, values: Floats, size: int) -> Floats:
     """Returns (size,) the sum of the values at each place."""
-    return np.bincount(where, values, size).astype(np.float64, copy=False)
+    return np.bincount(indices, values, size).astype(np.float64, copy=False)
+
+
+def normalised(weights: Floats) -> Floats:
+    """Returns the weights divided by their sum, zeros if all are zero."""
+    return np.asarray(weights / max(float(weights.sum()), 1e-300))
 
 
 class Bigrams:
@@ -44,8 +49,8 @@ def unseen(counts: Floats) -> Floats:
     """
     once = np.cumsum(np.concatenate([[0.0], counts == 1]))
     never = np.cumsum(np.concatenate([[0.0], counts == 0]))
-    at = np.arange(len(counts))
-    low, high = np.maximum(at - WINDOW_IDS, 0), np.minimum(at + WINDOW_IDS + 1, len(counts))
+    ids = np.arange(len(counts))
+    low, high = np.maximum(ids - WINDOW_IDS, 0), np.minimum(ids + WINDOW_IDS + 1, len(counts))
     expected = (once[high] - once[low]) / (never[high] - never[low] + 1)
     return np.clip(expected, MIN_COUNT, 1.0)
 
@@ -69,7 +74,7 @@ class FrequencyFit:
         ratio: size of the private text over that of the public one, without tokens that are already known.
     """
 
-    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> None:
+    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int) -> None:
         """Fits the scrambled and public ids that are still free.
 
         A token's count is spread over `aliases` ids, and with it the public text's part of the variance.

@@ -44,19 +44,19 @@ class BlockAssignment:
 
     def __init__(self, candidates: Candidates, size: int) -> None:
         groups = candidates.groups
-        heights = np.array([len(one.rows) for one in groups], np.int64)
-        across = np.array([len(one.members) for one in groups], np.int64)
+        row_counts = np.array([len(one.rows) for one in groups], np.int64)
+        member_counts = np.array([len(one.members) for one in groups], np.int64)
         self.rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in groups)])
-        self.group = np.repeat(np.arange(len(groups)), heights)
-        self.widths = across[self.group]
+        self.group = np.repeat(np.arange(len(groups)), row_counts)
+        self.widths = member_counts[self.group]
         self.starts = np.cumsum(self.widths) - self.widths
         self.column_member = np.concatenate([np.empty(0, np.int64), *(one.members for one in groups)])
-        self.column_group = np.repeat(np.arange(len(groups)), across)
-        self.first_column = np.cumsum(across) - across
+        self.column_group = np.repeat(np.arange(len(groups)), member_counts)
+        self.first_column = np.cumsum(member_counts) - member_counts
         self.row = np.repeat(np.arange(len(self.rows)), self.widths)
         self.column = ranges(self.first_column[self.group], self.widths)
         self.member = self.column_member[self.column]
-        self.capacity = np.repeat(np.maximum(heights / np.maximum(across, 1), 1.0), across)
+        self.capacity = np.repeat(np.maximum(row_counts / np.maximum(member_counts, 1), 1.0), member_counts)
         self.place = np.full(size, -1, np.int64)
         self.place[self.rows] = np.arange(len(self.rows))
 
@@ -95,48 +95,50 @@ class BigramJoin:
     """
 
     def __init__(self, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> None:
-        left, right = blocks.place[seen.left], blocks.place[seen.right]
-        in_blocks = (left >= 0) & (right >= 0)
-        key = blocks.group[left[in_blocks]] * len(blocks.first_column) + blocks.group[right[in_blocks]]
+        left_rows, right_rows = blocks.place[seen.left], blocks.place[seen.right]
+        in_blocks = (left_rows >= 0) & (right_rows >= 0)
+        key = blocks.group[left_rows[in_blocks]] * len(blocks.first_column) + blocks.group[right_rows[in_blocks]]
         order = np.argsort(key, kind="stable")
-        self.count, self.ends = seen.count[in_blocks][order], (left[in_blocks][order], right[in_blocks][order])
+        self.count = seen.count[in_blocks][order]
+        self.ends = left_rows[in_blocks][order], right_rows[in_blocks][order]
         edge, columns, self.hit_count = _join(blocks, key[order], public)
         self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
         self.hit_slot, self.hit_cell = list[Ids](), list[Ids]()
-        for end, column in zip(self.ends, columns, strict=True):
-            widths = blocks.widths[end]
-            self.slot_cell.append(ranges(blocks.starts[end], widths))
-            self.slot_edge.append(np.repeat(np.arange(len(end)), widths))
-            offset = column - blocks.first_column[blocks.group[end[edge]]]
+        for end_rows, end_columns in zip(self.ends, columns, strict=True):
+            widths = blocks.widths[end_rows]
+            self.slot_cell.append(ranges(blocks.starts[end_rows], widths))
+            self.slot_edge.append(np.repeat(np.arange(len(end_rows)), widths))
+            offset = end_columns - blocks.first_column[blocks.group[end_rows[edge]]]
             self.hit_slot.append((np.cumsum(widths) - widths)[edge] + offset)
-            self.hit_cell.append(blocks.starts[end[edge]] + offset)
+            self.hit_cell.append(blocks.starts[end_rows[edge]] + offset)
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
     """Joins edges, by the sorted keys of their two groups, with public bigrams: edge numbers, columns, counts."""
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
-    ends = (public.left, public.right)
-    low = [np.searchsorted(member, end) for end in ends]
-    hits = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in ends]
-    fan = hits[0] * hits[1]
+    public_ends = (public.left, public.right)
+    first_members = [np.searchsorted(member, end) for end in public_ends]
+    members_of_ends = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in public_ends]
+    match_counts = members_of_ends[0] * members_of_ends[1]
     nothing = np.empty(0, np.int64)
-    edges, lefts, rights, values = [nothing], [nothing], [nothing], [np.empty(0)]
-    total = np.cumsum(fan)
-    cuts = np.searchsorted(total, np.arange(PAIRS_AT_A_TIME, int(total[-1]) if len(total) else 0, PAIRS_AT_A_TIME))
-    for chunk in np.split(np.arange(len(fan)), cuts):
-        which = np.repeat(chunk, fan[chunk])
-        inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
-        left_hit = order[low[0][which] + inner // hits[1][which]]
-        right_hit = order[low[1][which] + inner % hits[1][which]]
-        expected = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
-        start, stop = np.searchsorted(key, expected), np.searchsorted(key, expected, side="right")
-        times = stop - start
-        edges.append(ranges(start, times))
-        lefts.append(np.repeat(left_hit, times))
-        rights.append(np.repeat(right_hit, times))
-        values.append(np.repeat(public.count[which], times))
-    return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(values)
+    edges, lefts, rights, counts = [nothing], [nothing], [nothing], [np.empty(0)]
+    chunk_ends = np.arange(PAIRS_AT_A_TIME, int(match_counts.sum()), PAIRS_AT_A_TIME)
+    cuts = np.searchsorted(np.cumsum(match_counts), chunk_ends)
+    for chunk in np.split(np.arange(len(match_counts)), cuts):
+        bigram_numbers = np.repeat(chunk, match_counts[chunk])
+        match_number = ranges(np.zeros(len(chunk), np.int64), match_counts[chunk])
+        left_index, right_index = np.divmod(match_number, members_of_ends[1][bigram_numbers])
+        left_hit = order[first_members[0][bigram_numbers] + left_index]
+        right_hit = order[first_members[1][bigram_numbers] + right_index]
+        wanted_keys = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
+        start, stop = np.searchsorted(key, wanted_keys), np.searchsorted(key, wanted_keys, side="right")
+        edge_counts = stop - start
+        edges.append(ranges(start, edge_counts))
+        lefts.append(np.repeat(left_hit, edge_counts))
+        rights.append(np.repeat(right_hit, edge_counts))
+        counts.append(np.repeat(public.count[bigram_numbers], edge_counts))
+    return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(counts)
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,12 @@ class Profiles:
         """Returns the ratios by distance and side (0: what follows, 1: what precedes)."""
         unit = torch.nn.functional.normalize(table.float(), dim=1).numpy().astype(np.float64)
         classes = self._classes(unit, blocks, public)
-        result = {}
+        ratios = {}
         for distance in self.distances:
             for side in (0, 1):
                 counts = _counted(public.bigrams[distance], side, blocks, classes, len(unit))
-                result[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
-        return result
+                ratios[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
+        return ratios
 
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
         """Returns (groups,) the class of each group."""
@@ -216,22 +218,22 @@ class Profiles:
 class Ratios:
     """How much likelier a class (of each group) is next to a token than anywhere, (n, classes), on one side."""
 
-    values: NDArray[np.float32]
+    ratios: NDArray[np.float32]
     classes: Ids
 
     def at(self, members: Ids, groups: Ids) -> NDArray[np.float32]:
         """Returns the ratio of each member next to its group."""
-        return self.values[members, self.classes[groups]]
+        return self.ratios[members, self.classes[groups]]
 
 
 def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
     """Returns (n, classes) how often each class is next to each token."""
-    of = np.full(size, -1, np.int64)
-    of[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
+    class_of_token = np.full(size, -1, np.int64)
+    class_of_token[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
     token, neighbour = (bigrams.left, bigrams.right) if side == 0 else (bigrams.right, bigrams.left)
-    in_classes = of[neighbour] >= 0
+    in_classes = class_of_token[neighbour] >= 0
     width = int(classes.max()) + 1
-    keys = token[in_classes] * width + of[neighbour[in_classes]]
+    keys = token[in_classes] * width + class_of_token[neighbour[in_classes]]
     return summed(keys, bigrams.count[in_classes], size * width).reshape(size, width)
 
 

@@ -27,19 +27,19 @@ MIN_SEQUENCES = 20  # below which agreement may be chance
 def constant(texts: Sequences, backwards: bool = False) -> Ids:
     """Returns the ids with which nearly all non-empty sequences begin, or end, last one first."""
     lengths = texts.lengths[texts.lengths > 0]
-    ends = np.cumsum(texts.lengths)[texts.lengths > 0]
-    result: list[int] = []
+    text_ends = np.cumsum(texts.lengths)[texts.lengths > 0]
+    common_ids: list[int] = []
     if len(lengths) < MIN_SEQUENCES:
         return np.empty(0, np.int64)
-    for at in range(min(MAX_BOILERPLATE, int(lengths.max()))):
-        long = lengths > at
-        places = ends[long] - 1 - at if backwards else (ends - lengths)[long] + at
+    for offset in range(min(MAX_BOILERPLATE, int(lengths.max()))):
+        long = lengths > offset
+        places = text_ends[long] - 1 - offset if backwards else (text_ends - lengths)[long] + offset
         kinds, counts = np.unique(texts.ids[places], return_counts=True)
         best = int(counts.argmax())
         if counts[best] < MIN_AGREEING_SHARE * len(lengths):
             break
-        result.append(int(kinds[best]))
-    return np.array(result, np.int64)
+        common_ids.append(int(kinds[best]))
+    return np.array(common_ids, np.int64)
 
 
 def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()) -> Ids:
@@ -53,8 +53,8 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
             public_places = public_places[: len(private_places)]
         if len(private_places) != len(public_places):
             private_places, public_places = private_places[:1], public_places[:1]
-        both = min(len(private_places), len(public_places))
-        pairs.append(np.stack([private_places[:both], public_places[:both]], axis=1))
+        shared_length = min(len(private_places), len(public_places))
+        pairs.append(np.stack([private_places[:shared_length], public_places[:shared_length]], axis=1))
     return np.concatenate(pairs).astype(np.int64)
 
 
@@ -62,8 +62,8 @@ def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) 
     """Returns the pairs, each once, that contradict no other pair and no candidate, of tokens with `aliases` ids."""
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
-        _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)
-        pairs = pairs[times[where] <= (aliases if side else 1)]
+        _, index_of_id, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)
+        pairs = pairs[times[index_of_id] <= (aliases if side else 1)]
     if allowed is None or not len(pairs):
         return pairs
     readings = {int(row): group.members for group in allowed.groups for row in group.rows.tolist()}
@@ -76,14 +76,14 @@ def pinned(candidates: Candidates, pairs: Ids, aliases: int = 1) -> Candidates:
 
     A public id leaves when all its aliases are known. Rows without candidates and empty groups are dropped.
     """
-    known, times = np.unique(pairs[:, 1], return_counts=True)
-    spent = known[times >= aliases]
+    paired_tokens, times = np.unique(pairs[:, 1], return_counts=True)
+    spent = paired_tokens[times >= aliases]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
-    values = [np.zeros((1, 1)) for _ in pairs]
+    likelihoods = [np.zeros((1, 1)) for _ in pairs]
     for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
         rows, members = ~np.isin(group.rows, pairs[:, 0]), ~np.isin(group.members, spent)
         if rows.any() and members.any():
             weights = None if group.weights is None else group.weights[np.ix_(rows, members)]
             groups.append(replace(group, rows=group.rows[rows], members=group.members[members], weights=weights))
-            values.append(likelihood[np.ix_(rows, members)])
-    return Candidates(tuple(groups), tuple(values))
+            likelihoods.append(likelihood[np.ix_(rows, members)])
+    return Candidates(tuple(groups), tuple(likelihoods))

@@ -47,7 +47,7 @@ from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment, Profiles, Ratios
 from milkglass.attacks.token_ids.decipherment.mean_field import (
-    Between,
+    AnnealedRange,
     GrowthSchedule,
     Schedule,
     Step,
@@ -80,8 +80,8 @@ class Decipherment(Solver):
     sharper: float = 0.7
     alpha: float = 30.0
     patience: float = 80.0
-    doubt: Between = (0.8, 0.6)
-    temperature: Between = (1.0, 1.0)
+    doubt: AnnealedRange = (0.8, 0.6)
+    temperature: AnnealedRange = (1.0, 1.0)
     second: float = 0.5
     sweeps: int = 5
     inertia: float = 0.3
@@ -169,12 +169,12 @@ class Decipherment(Solver):
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
         pinned = [Group(pair[:1], pair[1:]) for pair in pins]
-        result = settle_all(counts, seen, public, pins, self.growth, step, aliases)
-        if result is None:
+        final_state = settle_all(counts, seen, public, pins, self.growth, step, aliases)
+        if final_state is None:
             return Candidates(tuple(pinned), tuple(np.zeros((1, 1)) for _ in pinned))
-        order = np.argsort(-result.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
-        belief = np.log(np.maximum(np.take_along_axis(result.belief, order, axis=1), 1e-30)).astype(np.float64)
-        groups = [Group(result.rows[[i]], result.columns[order[i]]) for i in range(len(result.rows))]
+        order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
+        belief = np.log(np.maximum(np.take_along_axis(final_state.belief, order, axis=1), 1e-30)).astype(np.float64)
+        groups = [Group(final_state.rows[[i]], final_state.columns[order[i]]) for i in range(len(final_state.rows))]
         zeros = [np.zeros((1, 1)) for _ in pinned]
         return Candidates((*pinned, *groups), (*zeros, *(row[None] for row in belief)))
 
@@ -196,16 +196,16 @@ def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
 
 def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
     """Returns the candidates with these cells, in one row after the other, as their likelihood."""
-    ends = np.cumsum([values.size for values in candidates.likelihood])
-    parts = np.split(cells, ends[:-1])
+    group_ends = np.cumsum([values.size for values in candidates.likelihood])
+    cells_of_groups = np.split(cells, group_ends[:-1])
     shapes = [values.shape for values in candidates.likelihood]
-    return replace(candidates, likelihood=tuple(p.reshape(s) for p, s in zip(parts, shapes, strict=True)))
+    return replace(candidates, likelihood=tuple(p.reshape(s) for p, s in zip(cells_of_groups, shapes, strict=True)))
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
     """Returns (n,) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
     sure = np.zeros(size)
-    for group, values in zip(candidates.groups, candidates.likelihood, strict=True):
-        shifted = np.exp(values - values.max(1, keepdims=True))
+    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+        shifted = np.exp(likelihood - likelihood.max(1, keepdims=True))
         sure[group.rows] = 1 / shifted.sum(1)
     return sure

@@ -52,17 +52,17 @@ class EvidenceTable:
         """
         counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
-        where = [
+        open_rows = [
             (number, row)
             for number, group in enumerate(candidates.groups)
             if len(group.members) > 1
             for row in np.flatnonzero(open_[group.rows]).tolist()
         ]
-        widths = [min(MAX_CHOICES, len(candidates.groups[number].members)) for number, _ in where]
-        shape = (len(where), max(widths, default=1))
+        widths = [min(MAX_CHOICES, len(candidates.groups[number].members)) for number, _ in open_rows]
+        shape = (len(open_rows), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
         self.line = np.full(size, -1)
-        for line, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
+        for line, ((number, row), width) in enumerate(zip(open_rows, widths, strict=True)):
             group = candidates.groups[number]
             self.line[group.rows[row]] = line
             column[line, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
@@ -71,7 +71,7 @@ class EvidenceTable:
             prior[line, :width] = share[member[line, :width]]
         self.column, self.member, self.prior = column, member, prior - np.logaddexp.reduce(prior, 1, keepdims=True)
         self.weight = np.where(self.line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
-        self.group, self.row = np.array(where, np.int64).reshape(-1, 2).T
+        self.group, self.row = np.array(open_rows, np.int64).reshape(-1, 2).T
         self.contexts, self.total, self.seen = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
     def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
@@ -81,10 +81,10 @@ class EvidenceTable:
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
-    def needed(self, texts: Sequences, numbers: Ids) -> Ids:
-        """Returns the texts among `numbers` that have an id not yet looked at often enough."""
+    def needed(self, texts: Sequences, text_numbers: Ids) -> Ids:
+        """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
-        return numbers[hits[numbers] > 0]
+        return text_numbers[hits[text_numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns (m,) whether to look at each of these scrambled ids."""
@@ -123,45 +123,45 @@ class EvidenceTable:
 
     def belief(self, likelihood: Sequence[Floats]) -> Floats:
         """Returns (lines, w) the probabilities of the options by the candidates' log-likelihoods."""
-        result = np.full(self.prior.shape, -np.inf)
-        for here, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
-            width = int(np.isfinite(self.prior[here]).sum())
-            result[here, :width] = np.maximum(likelihood[number][row, self.column[here, :width]], UNLIKELIEST)
-        return np.exp(result - np.logaddexp.reduce(result, axis=1, keepdims=True))
+        log_belief = np.full(self.prior.shape, -np.inf)
+        for line, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
+            width = int(np.isfinite(self.prior[line]).sum())
+            log_belief[line, :width] = np.maximum(likelihood[number][row, self.column[line, :width]], UNLIKELIEST)
+        return np.exp(log_belief - np.logaddexp.reduce(log_belief, axis=1, keepdims=True))
 
-    def store(self, evidence: Floats, stored: list[Floats], places: Ids, groups: tuple[Group, ...]) -> None:
+    def store(self, evidence: Floats, stored: list[Floats], places_seen: Ids, groups: tuple[Group, ...]) -> None:
         """Writes the evidence over that of an earlier round if at least as many places were looked at.
 
         Args:
             evidence: (lines, w). Other options get the evidence of the worst one.
             stored: (r, m) for each group, changed in place.
-            places: (n',) the number of places, changed in place.
+            places_seen: (n',) the number of places of each scrambled id in earlier rounds, changed in place.
         """
         for line in np.flatnonzero(self.seen).tolist():
             number, row = int(self.group[line]), int(self.row[line])
             scrambled = groups[number].rows[row]
-            if self.seen[line] < places[scrambled]:
+            if self.seen[line] < places_seen[scrambled]:
                 continue
             width = int(np.isfinite(self.prior[line]).sum())
             stored[number][row] = evidence[line, :width].min()
             stored[number][row, self.column[line, :width]] = evidence[line, :width]
-            places[scrambled] = self.seen[line]
+            places_seen[scrambled] = self.seen[line]
 
 
 def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
     """Returns the candidates' likelihood for `groups`, each a part of one of theirs; 0 for other groups."""
-    whose, row = np.full(size, -1), np.zeros(size, np.int64)
+    group_of_id, row_of_id = np.full(size, -1), np.zeros(size, np.int64)
     for number, group in enumerate(candidates.groups):
-        whose[group.rows], row[group.rows] = number, np.arange(len(group.rows))
-    result = []
+        group_of_id[group.rows], row_of_id[group.rows] = number, np.arange(len(group.rows))
+    likelihoods = []
     for part_group in groups:
-        number = int(whose[part_group.rows[0]])
+        number = int(group_of_id[part_group.rows[0]])
         members = candidates.groups[number].members if number >= 0 else np.empty(0, np.int64)
         if not np.isin(part_group.members, members).all():
-            result.append(np.zeros((len(part_group.rows), len(part_group.members))))
+            likelihoods.append(np.zeros((len(part_group.rows), len(part_group.members))))
             continue
         order = np.argsort(members, kind="stable")
         columns = order[np.searchsorted(members, part_group.members, sorter=order)]
-        values = candidates.likelihood[number][np.ix_(row[part_group.rows], columns)]
-        result.append(np.maximum(values, UNLIKELIEST).astype(np.float64))
-    return result
+        likelihood = candidates.likelihood[number][np.ix_(row_of_id[part_group.rows], columns)]
+        likelihoods.append(np.maximum(likelihood, UNLIKELIEST).astype(np.float64))
+    return likelihoods

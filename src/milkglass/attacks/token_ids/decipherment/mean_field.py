@@ -23,7 +23,7 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, Fr
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
 from milkglass.sequences import Ids
 
-Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+AnnealedRange = tuple[float, float]  # at the first sweep and at the last, geometric in between
 Soft = NDArray[np.float32]
 Step = Callable[[float, float], bool]  # receives the share that is done and a sweep's work, returns whether to go on
 SINKHORN_ROUNDS = 12
@@ -39,12 +39,12 @@ class Schedule:
     """
 
     sweeps: int
-    doubt: Between
-    temperature: Between
+    doubt: AnnealedRange
+    temperature: AnnealedRange
     inertia: float
 
 
-def between(pair: Between, share: float) -> float:
+def interpolated(pair: AnnealedRange, share: float) -> float:
     return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
@@ -98,8 +98,8 @@ class Message:
 
     @cached_property
     def _placed(self) -> tuple[torch.Tensor, ...]:
-        each = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
-        return tuple(device.tensor(one) for one in each)
+        arrays = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
+        return tuple(device.tensor(one) for one in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
@@ -119,14 +119,14 @@ def messages_of(
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
     """Returns two messages for each distance, one from either side, by scrambled bigrams and weights by distance."""
-    result = []
+    messages = []
     for distance, weight in weights.items():
         if weight:
             join = BigramJoin(blocks, texts[distance], public.bigrams[distance])
-            result += [
+            messages += [
                 Message(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
-    return result
+    return messages
 
 
 def settle(
@@ -148,12 +148,12 @@ def settle(
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
-        doubt = between(schedule.doubt, share)
+        doubt = interpolated(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:
             evidence += message.evidence(belief, doubt)
         scores = prior + patience * evidence
-        fresh = blocks.balanced(scores, between(schedule.temperature, share))
+        fresh = blocks.balanced(scores, interpolated(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
         if not step((sweep + 1) / schedule.sweeps, work.elements(cells)):
             break
@@ -174,10 +174,10 @@ class GrowthSchedule:
     sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
     spare: float = 1.5
     margin: int = 60
-    tau: Between = (0.3, 0.5)
-    patience: Between = (15.0, 40.0)
-    doubt: Between = (0.5, 0.2)
-    temperature: Between = (1.5, 0.7)
+    tau: AnnealedRange = (0.3, 0.5)
+    patience: AnnealedRange = (15.0, 40.0)
+    doubt: AnnealedRange = (0.5, 0.2)
+    temperature: AnnealedRange = (1.5, 0.7)
     alpha: float = 3.0
     second: float = 0.5
     inertia: float = 0.3
@@ -239,7 +239,7 @@ def settle_all(
     pins: Ids,
     growth: GrowthSchedule,
     step: Step,
-    aliases: int = 1,
+    aliases: int,
 ) -> MeanFieldState | None:
     """Returns the belief without candidates, where any frequent id may stand for any frequent token.
 
@@ -254,9 +254,9 @@ def settle_all(
     Returns:
         None if every id that occurs is among the pins.
     """
-    tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
-    known = known[times >= aliases]
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
+    tokens, (spent_tokens, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    spent_tokens = spent_tokens[times >= aliases]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, spent_tokens)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = FrequencyFit(seen, public, free_rows, free_columns, aliases)
@@ -291,14 +291,14 @@ class _Field:
     def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
         """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
         all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
-        loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
+        scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         channels = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
-            seen = _matrix(texts[distance], len(self.fit.seen))
-            words = _matrix(self.public.bigrams[distance], len(self.public.share))
-            for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
-                part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
-                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+            scrambled = _matrix(texts[distance], len(self.fit.seen))
+            public = _matrix(self.public.bigrams[distance], len(self.public.share))
+            for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
+                scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
+                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
         return channels
 
     def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
@@ -316,15 +316,15 @@ class _Field:
         belief = np.zeros((rows + known_count, columns + known_count), np.float32)
         belief[:rows, :columns] = state.belief
         belief[rows:, columns:] = np.eye(known_count, dtype=np.float32)
-        doubt = between(growth.doubt, share)
+        doubt = interpolated(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
-        for one in channels:
-            evidence += one.weight * one.evidence(belief, base, doubt)
-        patience = between(growth.patience, share)
+        for channel in channels:
+            evidence += channel.weight * channel.evidence(belief, base, doubt)
+        patience = interpolated(growth.patience, share)
         weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * weight
-        fresh = self.balanced(scores, between(growth.temperature, share))
+        fresh = self.balanced(scores, interpolated(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
         return MeanFieldState(state.rows, state.columns, belief)
 
@@ -336,7 +336,7 @@ class _Field:
         return work.elements(sums / 8 + dense)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
-        tau = between(self.growth.tau, share)
+        tau = interpolated(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
     def balanced(self, scores: Soft, temperature: float) -> Soft:

@@ -14,7 +14,6 @@ spelling from pieces is not always the one on which the reader was trained.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
-from milkglass.models.resolve import EMBEDDED, resolve
+from milkglass.models.resolve import EMBEDDED, is_here, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
@@ -64,6 +63,7 @@ class Spelling:
 
     @classmethod
     def itself(cls, size: int) -> Spelling:
+        """Returns the spelling in which each of n = `size` public ids is the reader's own id."""
         rows = list(np.arange(size, dtype=np.int64)[:, None])
         no = np.zeros(size, np.bool_)
         return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
@@ -99,17 +99,17 @@ class Spelling:
                 not spelled; (t,) whether each follows one after which no space is written.
 
         """
-        rows, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
+        rows, predicting_places, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
         for number, token in enumerate(ids.tolist()):
             joined.append(open_)
             if token == NO_BELIEF or self.silent[token]:
                 continue
             row = self.rows[int(open_ or self.clings[token])][token]
-            at[number] = length - 1
+            predicting_places[number] = length - 1
             length += len(row)
             open_ = bool(self.opens[token])
             rows.append(row)
-        return np.concatenate(rows), at, np.array(joined, np.bool_)
+        return np.concatenate(rows), predicting_places, np.array(joined, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,17 @@ class ReadBatch:
     """A batch that was read.
 
     Attributes:
-        where: (m,) places among all tokens.
+        places: (m,) among all tokens of the texts.
         states: (m, d) the state before each place.
         joined: (m,) whether it is joined to what precedes.
     """
 
-    where: Ids
+    places: Ids
     states: torch.Tensor
     joined: NDArray[np.bool_]
 
-    def select(self, which: NDArray[np.bool_]) -> ReadBatch:
-        return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
+    def select(self, is_selected: NDArray[np.bool_]) -> ReadBatch:
+        return ReadBatch(self.places[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
 
 
 class CausalReader:
@@ -164,40 +164,32 @@ class CausalReader:
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
-    def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
+    def reads(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
         """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
-        lines, at, joined, where = [], [], [], []
-        for number in numbers.tolist():
+        lines, places_in_lines, joined, public_places = [], [], [], []
+        for number in text_numbers.tolist():
             ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
-            line, states, joins = self.spelling.spell(ids, self.begin)
+            line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), longest):
-                inside = (states >= cut) & (states < cut + longest)
+                inside = (predicting_places >= cut) & (predicting_places < cut + longest)
                 lines.append(line[cut : cut + longest])
-                at.append(states[inside] - cut)
-                joined.append(joins[inside])
-                where.append(starts[number] + np.flatnonzero(inside))
-        line_texts, requested = Sequences.of(lines), Sequences.of(at)
-        everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
-        for text_numbers in batches(line_texts, IDS_AT_A_TIME):
-            hidden = self.model(input_ids=stacked(line_texts, text_numbers)).last_hidden_state
-            self.budget.spend(work.run(self.model, int(line_texts.lengths[text_numbers].sum())))
-            rows = np.repeat(np.arange(len(text_numbers)), requested.lengths[text_numbers])
+                places_in_lines.append(predicting_places[inside] - cut)
+                joined.append(joined_of_text[inside])
+                public_places.append(starts[number] + np.flatnonzero(inside))
+        line_texts, requested = Sequences.of(lines), Sequences.of(places_in_lines)
+        all_places = np.concatenate([np.empty(0, np.int64), *public_places])
+        all_joined = np.concatenate([np.empty(0, np.bool_), *joined])
+        for line_numbers in batches(line_texts, IDS_AT_A_TIME):
+            hidden = self.model(input_ids=stacked(line_texts, line_numbers)).last_hidden_state
+            self.budget.spend(work.run(self.model, int(line_texts.lengths[line_numbers].sum())))
+            rows = np.repeat(np.arange(len(line_numbers)), requested.lengths[line_numbers])
             if not len(rows):
                 continue
-            places_of_batch = np.concatenate(
-                [
-                    places(requested, text_numbers[[i]])
-                    for i in range(len(text_numbers))
-                    if requested.lengths[text_numbers[i]]
-                ]
-            )
-            yield ReadBatch(
-                everywhere[places_of_batch],
-                hidden[rows, requested.ids[places_of_batch]].float(),
-                joins[places_of_batch],
-            )
+            nonempty = line_numbers[requested.lengths[line_numbers] > 0]
+            at = np.concatenate([places(requested, nonempty[[i]]) for i in range(len(nonempty))])
+            yield ReadBatch(all_places[at], hidden[rows, requested.ids[at]].float(), all_joined[at])
 
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
@@ -210,8 +202,8 @@ class CausalReader:
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
         self.budget.spend(work.compared(states, self.head))
-        parts = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
-        return device.array(torch.cat([states.new_zeros(0), *parts]).double())
+        log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
+        return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
 
     @torch.inference_mode()
     def log_likelihood_ratio(self, read: ReadBatch, options: Ids, log_mean: Floats) -> Floats:
@@ -224,8 +216,8 @@ class CausalReader:
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
         self.budget.spend(work.CALL + work.elements(first.size * read.states.shape[1]))
-        result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
-        return device.array(result.double()) - log_mean[first]
+        logits = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
+        return device.array(logits.double()) - log_mean[first]
 
 
 def why_no_reader(public: Model, name: str) -> str | None:
@@ -234,22 +226,16 @@ def why_no_reader(public: Model, name: str) -> str | None:
         return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
-    if not _exists(name):
+    if not (is_here(name) if name in EMBEDDED else (Path(name) / TOKENIZER).is_file()):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
     if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
     return None
 
 
-def _exists(ref: str) -> bool:
-    """Returns whether the model exists, without opening or downloading anything."""
-    if ref in EMBEDDED:
-        return importlib.util.find_spec(EMBEDDED[ref].module) is not None
-    return (Path(ref) / TOKENIZER).is_file()
-
-
 def tokenizer_of(folder: Path) -> Tokenizer:
-    result = Tokenizer.from_file(str(folder / TOKENIZER))
-    result.no_padding()
-    result.no_truncation()
-    return result
+    """Reads a folder's tokenizer.json, without padding and truncation."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
