@@ -125,7 +125,7 @@ def test_audits_of_the_key_warn_the_worker(owner: Owner, tmp_path: Path) -> None
     call("key", "for-codec", owner.path, "--out", out, "--new-passphrase-file", tmp_path / "pw")
     found = call("encode", TEXT, "--key", out, passphrase=WORKER)
     assert "more than 5 tokens are encoded under this key" in found.stderr
-    usage.place(owner.path).unlink()
+    usage.counts_file(owner.path).unlink()
 
 
 @pytest.mark.parametrize("scheme", [ObfusLM(4, beta=0.9, aliases=2), ObfusLM(4, beta=0.9, rows="shared")])

@@ -17,7 +17,7 @@ def test_counts_add_up_over_commands_side_by_side(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: usage.add(key, 1, 10), range(40)))
     assert (usage.read(key).texts, usage.read(key).tokens) == (40, 400)
-    assert usage.place(key).stat().st_mode & 0o777 == 0o600
+    assert usage.counts_file(key).stat().st_mode & 0o777 == 0o600
 
 
 def test_an_audit_is_remembered_and_its_budget_warned_of(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_an_audit_is_remembered_and_its_budget_warned_of(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"milkglass_usage": 2}', '{"milkglass_usage": 1, "secret": 3}'])
 def test_a_damaged_count_is_said_to_be_one(tmp_path: Path, content: str) -> None:
     key = tmp_path / "my.mgkey"
-    usage.place(key).write_text(content, "utf-8")
+    usage.counts_file(key).write_text(content, "utf-8")
     with pytest.raises(KeyFileError, match="is damaged"):
         usage.read(key)
 
@@ -51,7 +51,7 @@ def test_a_milder_audit_does_not_hide_a_worse_one(tmp_path: Path) -> None:
 def test_each_audit_is_remembered_with_what_it_found(tmp_path: Path) -> None:
     key = tmp_path / "key"
     usage.audited(key, {}, 0)
-    assert "audits" not in usage.place(key).read_text("utf-8"), "as earlier versions wrote it"
+    assert "audits" not in usage.counts_file(key).read_text("utf-8"), "as earlier versions wrote it"
     usage.audited(key, {"same": {"10 %": 1000}}, 8000, usage.audit_record(30, 0.8, float("nan"), finished=False))
     usage.audited(key, {}, 0, usage.audit_record(40, 0.9, 0.5, finished=True))
     first, second = usage.read(key).audits

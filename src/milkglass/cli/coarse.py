@@ -64,7 +64,7 @@ class CoarseFiles:
         texts = counted(base, self.columns.file(self.data), public, self.regression)
         if texts.task is None:
             note(UNLABELLED.format(self.data.name))
-        if texts.public is None:
+        if texts.public_counts is None:
             note(PLAIN_MEANS.format(self.data.name))
         return texts
 
@@ -81,9 +81,9 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
 
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
-    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
+    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own_counts)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
-    rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
+    rate = rate_of(scheme, texts.counts, texts.own_counts, content, exempt)
     usage.rated(path, {name: float(value) for name, value in asdict(rate).items()})
 
 

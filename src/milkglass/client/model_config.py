@@ -73,8 +73,13 @@ def config_entries(model_type: str) -> frozenset[str]:
     """Returns the entries that a config of this model type can have, those of generation in older configs too."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
-    return UNLISTED_ENTRIES | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+    config_class = CONFIG_MAPPING[model_type]
+    return (
+        UNLISTED_ENTRIES
+        | generation_entries()
+        | frozenset(config_class().to_dict())
+        | frozenset(config_class.attribute_map)
+    )
 
 
 def generation_entries() -> frozenset[str]:
@@ -85,20 +90,20 @@ def generation_entries() -> frozenset[str]:
 
 def tells(name: str, value: Any) -> bool:
     """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
-    words = [] if isinstance(value, Mapping) else list(_words(value))
+    texts = [] if isinstance(value, Mapping) else list(_words(value))
     return not WORD.fullmatch(name) or (
-        bool(words) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in words))
+        bool(texts) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in texts))
     )
 
 
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield from [value] if value else []
-    elif isinstance(value, Mapping):
-        yield from _words([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            yield from _words(item)
+def _words(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield from [entry] if entry else []
+    elif isinstance(entry, Mapping):
+        yield from _words([*entry, *entry.values()])
+    elif isinstance(entry, list):
+        for element in entry:
+            yield from _words(element)
 
 
 def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
@@ -111,24 +116,24 @@ def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None 
     Raises:
         UnsupportedModel: an entry has token ids in an unknown shape.
     """
-    result: dict[str, Any] = {}
+    mapped: dict[str, Any] = {}
     for name, value in config.items():
         if name in NAMES:
             continue
         if name in LABELS:
-            result |= {name: numbered_labels(name, len(value))} if value else {}
+            mapped |= {name: numbered_labels(name, len(value))} if value else {}
             continue
         if name in WEIGHTED and value:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
         if _is_id_key(name) or name in NESTED_LISTS:
-            result[name] = _map_ids(name, value, sigma)
+            mapped[name] = _map_ids(name, value, sigma)
         elif name in POSITION_PAIRS and value:
-            result[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
+            mapped[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
         elif tells(name, value) or (entries is not None and name not in entries):
             continue
         else:
-            result[name] = remap(value, sigma) if isinstance(value, Mapping) else value
-    return result
+            mapped[name] = remap(value, sigma) if isinstance(value, Mapping) else value
+    return mapped
 
 
 def numbered_labels(name: str, count: int) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Backend:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
-        is_known = self.codec.known
+        is_known = self.codec.is_token
         if not ids or min(ids) < 0 or max(ids) >= len(is_known) or not is_known[list(ids)].all():
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
         return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()

@@ -73,18 +73,20 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
     info = info.with_sampling(ModelSampling.of(base.generation_config).values)
-    size = n = architecture.vocab_size
+    slot_count = vocab_size = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
         info = info.with_slots(scheme.copies, single)
-        size = len(Slots.of(n, scheme.copies, single).origin)
+        slot_count = len(Slots.of(vocab_size, scheme.copies, single).origin)
     symbols = scheme.token_symbols
     if symbols is not None:
-        if len(symbols) != n:
-            raise UsageError(f"the map is of {len(symbols)} tokens, the model has {n}", "give the model it is for")
-        size = int(symbols.max()) + 1
+        if len(symbols) != vocab_size:
+            raise UsageError(
+                f"the map is of {len(symbols)} tokens, the model has {vocab_size}", "give the model it is for"
+            )
+        slot_count = int(symbols.max()) + 1
     order = hashed_permutation if scheme.hashed else permutation
-    key = Key.new(digest, size, architecture.pinned, info, order, root)
+    key = Key.new(digest, slot_count, architecture.pinned, info, order, root)
     return with_groups(base, key) if scheme.shares and symbols is None else key
 
 
@@ -132,8 +134,8 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     table = base.mapped(architecture_of(base).table)
     require_finite(table)
     order = cluster_order(key)
-    result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
-    return replace(key, info=key.info.with_groups(packed_groups(result, len(table))))
+    groups = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
+    return replace(key, info=key.info.with_groups(packed_groups(groups, len(table))))
 
 
 def scheme_of(key: Key) -> Scheme:
@@ -151,10 +153,10 @@ def scheme_of(key: Key) -> Scheme:
 def require_finite(table: torch.Tensor) -> None:
     """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
-    infinite = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
-    if infinite:
+    infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
+    if infinite_rows:
         raise CorruptCheckpoint(
-            f"{infinite} rows of the embedding table are not finite", "repair or fetch the model again"
+            f"{infinite_rows} rows of the embedding table are not finite", "repair or fetch the model again"
         )
 
 

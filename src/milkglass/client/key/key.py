@@ -84,11 +84,11 @@ class KeyInfo:
     @property
     def public_scheme(self) -> dict[str, Any]:
         """Returns the scheme without what was counted in private text."""
-        result = dict(self.scheme)
-        if "bands" in result:
-            result["bands"] = {"factor": result["bands"]["factor"]}
-        result.pop("map", None)  # long, and found from private labels
-        return result
+        shown = dict(self.scheme)
+        if "bands" in shown:
+            shown["bands"] = {"factor": shown["bands"]["factor"]}
+        shown.pop("map", None)  # long, and found from private labels
+        return shown
 
     @property
     def own_order(self) -> bool:
@@ -222,10 +222,10 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
         while True:
             if not buffer:
                 buffer = stream.words(4096).tolist()[::-1]
-            word = buffer.pop()
-            if word < limit:
+            draw = buffer.pop()
+            if draw < limit:
                 break
-        j = word % (i + 1)
+        j = draw % (i + 1)
         shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
     sigma = np.arange(n, dtype=np.int32)
     sigma[movable] = shuffled
@@ -416,18 +416,18 @@ class Key:
 
 def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
     """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 if it has none."""
-    number = np.full(n, -1, "<i4")
-    for at, group in enumerate(groups):
-        number[group] = at
-    return base64.b64encode(zlib.compress(number.tobytes(), 9)).decode()
+    cluster_of = np.full(n, -1, "<i4")
+    for cluster, group in enumerate(groups):
+        cluster_of[group] = cluster
+    return base64.b64encode(zlib.compress(cluster_of.tobytes(), 9)).decode()
 
 
-def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
+def unpacked_groups(packed: str) -> list[NDArray[np.int64]]:
     """Returns the clusters of `packed_groups`. Raises DamagedKey if they cannot be read."""
     try:
-        number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
+        cluster_of = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:
         raise DamagedKey("the clusters in the key file cannot be read", "restore a backup") from error
-    order = np.argsort(number, kind="stable")
-    members = order[number[order] >= 0]
-    return np.split(members, np.flatnonzero(np.diff(number[members])) + 1) if len(members) else []
+    order = np.argsort(cluster_of, kind="stable")
+    members = order[cluster_of[order] >= 0]
+    return np.split(members, np.flatnonzero(np.diff(cluster_of[members])) + 1) if len(members) else []

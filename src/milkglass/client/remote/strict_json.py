@@ -31,16 +31,16 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         containers = text.count("{") + text.count("[")
         if containers > MAX_CONTAINERS:
             raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
-        value = _READER.decode(text)
+        parsed = _READER.decode(text)
     except _OutOfRange:
         raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
     if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
-        return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
-    return _clean(value, 0, noun)
+        return parsed  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
+    return _clean(parsed, 0, noun)
 
 
 def error_in(body: bytes) -> dict[str, Any]:

@@ -148,13 +148,13 @@ def download(connection: Connection, route: str, target: Path, size: int, progre
         Unreachable: it sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
     for attempt in range(connection.retry.attempts):
-        have = target.stat().st_size if target.exists() else 0
-        if have > size:
+        received = target.stat().st_size if target.exists() else 0
+        if received > size:
             target.unlink()
-            have = 0
-        if have < size:
+            received = 0
+        if received < size:
             try:
-                _download_rest(connection, route, target, have, size, progress)
+                _download_rest(connection, route, target, received, size, progress)
             except Unreachable:
                 if attempt == connection.retry.attempts - 1:
                     raise
@@ -175,25 +175,27 @@ def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> 
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
 
 
-def _download_rest(connection: Connection, route: str, target: Path, have: int, size: int, progress: Progress) -> None:
-    headers = {"Range": f"bytes={have}-"} if have else {}
+def _download_rest(
+    connection: Connection, route: str, target: Path, received: int, size: int, progress: Progress
+) -> None:
+    headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
-        if have and stream.answer.status_code != 206:  # it sends everything anew
+        if received and stream.answer.status_code != 206:  # it sends everything anew
             target.unlink()
-            progress(-have)
-            have = 0
+            progress(-received)
+            received = 0
         stream.watch.extend(STEADY_SECONDS)
-        due = have + STEADY_BYTES
+        due = received + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
-                have += len(chunk)
-                if have > size:
+                received += len(chunk)
+                if received > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 progress(len(chunk))
-                if have >= due:
+                if received >= due:
                     stream.watch.extend(STEADY_SECONDS)
-                    due = have + STEADY_BYTES
+                    due = received + STEADY_BYTES
 
 
 # --- the note of an unfinished upload ---------------------------------------------------------------------------------

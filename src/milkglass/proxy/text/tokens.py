@@ -81,7 +81,7 @@ class TokenNames:
 
     def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
         """Returns biases by scrambled id. Raises UsageError for an id that the tokenizer does not have."""
-        is_known = self.codec.known
+        is_known = self.codec.is_token
         if unknown_tokens := [token for token in by_token if token >= len(is_known) or not is_known[token]]:
             raise UsageError(
                 f"logit_bias names id {unknown_tokens[0]}, which the tokenizer does not have", "give its own ids"
