@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx2
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,7 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest import passthrough, sealing
-from milkglass.attest.channel import RELEASE_PATH, spki_of
+from milkglass.attest.chains import spki_of
+from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import (
     ANSWERED_HEADERS,
@@ -46,8 +46,7 @@ SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 
 def key_of(certificate: Path) -> bytes:
     """Returns SHA-256 of the public key in a PEM file, whose first certificate is the server's."""
-    chain = x509.load_pem_x509_certificates(certificate.read_bytes())
-    return spki_of(chain[0].public_bytes(Encoding.DER))
+    return spki_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
 
 
 class Front:
@@ -139,6 +138,7 @@ def _nonce(text: str) -> bytes:
     except ValueError:
         nonce = b""
     if len(nonce) != NONCE:
-        words = f"the nonce has {len(nonce)} bytes, {NONCE} are required"
-        raise UsageError(words, f"add ?nonce= and {2 * NONCE} hex digits")
+        raise UsageError(
+            f"the nonce has {len(nonce)} bytes, {NONCE} are required", f"add ?nonce= and {2 * NONCE} hex digits"
+        )
     return nonce

@@ -44,8 +44,8 @@ def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
         try:
             answer = await work(request)
         except MilkglassError as error:
-            words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-            answer = JSONResponse({"error": words}, 502 if isinstance(error, Unreachable) else error.status)
+            fields = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
+            answer = JSONResponse({"error": fields}, 502 if isinstance(error, Unreachable) else error.status)
         answer.headers.update(headers)
         return answer
 
@@ -71,13 +71,11 @@ def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
     return body + b" " * (-len(body) % size)
 
 
-def quiet_of(value: str | None) -> Quiet | None:
+def quiet_of(header: str | None) -> Quiet | None:
     """Returns how quiet an answer shall be. Raises UsageError for an unknown word."""
-    if value is None:
-        return None
-    if value not in get_args(Quiet):
-        raise UsageError(f"{QUIET_HEADER} is {value!r}", f"one of {', '.join(get_args(Quiet))}")
-    return value  # type: ignore[return-value]
+    if header is not None and header not in get_args(Quiet):
+        raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(Quiet))}")
+    return header  # type: ignore[return-value]
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

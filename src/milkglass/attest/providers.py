@@ -107,19 +107,19 @@ def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: date
         raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(keyset: Any) -> bytes:
     """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _object(document: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(document)
+        fields = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
-    if not isinstance(value, dict):
+    if not isinstance(fields, dict):
         raise AttestationError("evidence", "this is no evidence: no JSON object")
-    return value
+    return fields
 
 
 PROVIDERS: Mapping[str, Provider] = {

@@ -202,7 +202,7 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
     from milkglass.attest.claims import Verdict
     from milkglass.attest.sources import read_collateral
 
-    rules, files = policies.read(path), read_collateral(collateral)
+    rules, files = policies.read(path, policies.Policy), read_collateral(collateral)
     pinned = policies.read_lock(path)
     last = list[tuple[bool, tuple[str, ...]]]()
 

@@ -340,12 +340,12 @@ def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerif
         return None
     if measurements is not None and policy is not None:
         raise UsageError("--enclave-policy takes the place of --allow-measurement", "write the measurements into it")
-    from milkglass.attest.policy import read_enclave
+    from milkglass.attest.policy import EnclavePolicy, read
     from milkglass.enclave.verification import QuoteVerifier
     from milkglass.split.decoder.gate import measurements_of
 
     if policy is not None:
-        verifier = QuoteVerifier(read_enclave(policy))
+        verifier = QuoteVerifier(read(policy, EnclavePolicy))
     else:
         verifier = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
     for name, reason in verifier.policy.accept.items():
