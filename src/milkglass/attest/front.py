@@ -7,7 +7,6 @@ themselves.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -116,20 +115,12 @@ class Front:
         headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
         if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
             parts = passthrough.slots(answer.aiter_raw())
-            return StreamingResponse(_closing(parts, answer), answer.status_code, headers)
+            return StreamingResponse(passthrough.closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
             content = await answer.aread()
             await answer.aclose()
             return Response(passthrough.padded(content), answer.status_code, headers)
-        return StreamingResponse(_closing(answer.aiter_raw(), answer), answer.status_code, headers)
-
-
-async def _closing(parts: AsyncIterator[bytes], answer: Any) -> AsyncIterator[bytes]:
-    try:
-        async for part in parts:
-            yield part
-    finally:
-        await asyncio.shield(answer.aclose())
+        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, headers)
 
 
 def _nonce(text: str) -> bytes:

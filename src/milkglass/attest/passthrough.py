@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Literal, get_args
 
+import httpx2
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -76,6 +77,17 @@ def quiet_of(header: str | None) -> Quiet | None:
     if header is not None and header not in get_args(Quiet):
         raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(Quiet))}")
     return header  # type: ignore[return-value]
+
+
+async def closing(parts: AsyncIterator[bytes], answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yields the parts of an answer, and closes it at their end or when they are not read on."""
+    try:
+        async for part in parts:
+            yield part
+    except httpx2.TransportError as error:
+        raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
+    finally:
+        await asyncio.shield(answer.aclose())
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
