@@ -136,10 +136,10 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     done = run_demo(out, quick=True)
     assert len(done.classified) == 120 and len(done.generated) == 2
     assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
-    for run in (done.sorting, done.writing):
-        assert (out / "client" / f"{run.name}-audit" / "audit.html").is_file()
+    for model_run in (done.sorting, done.writing):
+        assert (out / "client" / f"{model_run.name}-audit" / "audit.html").is_file()
         assert (out / "client" / "comparison" / "compare.html").is_file()
-        assert run.audit["examples"] and all(one["sent"] for one in run.audit["examples"])
+        assert model_run.audit["examples"] and all(one["sent"] for one in model_run.audit["examples"])
     nothing_private_on(out)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.cli.key import rate_words
+from milkglass.cli.key import rate_lines
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.terminal import note
 from milkglass.client.key import usage
@@ -94,4 +94,4 @@ def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
     symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER_HINT] if key.info.kind == "decoder" else []
-    return [f"  {line}" for line in [symbols, *(rate_words(rate) if rate else []), *use]]
+    return [f"  {line}" for line in [symbols, *(rate_lines(rate) if rate else []), *use]]

@@ -19,12 +19,12 @@ def conformance(
     from milkglass.lab.conformance import checked
 
     results = []
-    for one in checked(package):
-        results.append(one)
+    for outcome in checked(package):
+        results.append(outcome)
         if not as_json:
-            note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")
-            if one.failure is not None:
-                note(f"      {one.failure}")
+            note(f"{'ok  ' if outcome.failure is None else 'FAIL'}  {outcome.group} {outcome.entry}: {outcome.check}")
+            if outcome.failure is not None:
+                note(f"      {outcome.failure}")
     failures = [result for result in results if result.failure is not None]
     emit(
         as_json,

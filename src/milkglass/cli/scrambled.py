@@ -31,26 +31,26 @@ def verify(
     from milkglass.client.obfuscate.verify import verify as check
 
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
-    opened = key.open()
-    opened.key.require_whole()
-    _require_its_key(out, opened.key)
-    base = original(key.model or opened.key.info.model)
+    unlocked = key.open()
+    unlocked.key.require_whole()
+    _require_its_key(out, unlocked.key)
+    base = original(key.model or unlocked.key.info.model)
     require_sound(base)
     if warning := assumed(base):
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
-        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
-        checks = check(base, opened.key, out, stage)
-    passed = all(result.passed for result in checks)
+        unlocked.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        checks = check(base, unlocked.key, out, stage)
+    passed = all(outcome.passed for outcome in checks)
     emit(
         as_json,
-        {"out": str(out), "passed": passed, "checks": [asdict(result) for result in checks]},
-        "\n".join(f"{'ok  ' if result.passed else 'FAIL'}  {result.name}: {result.detail}" for result in checks),
+        {"out": str(out), "passed": passed, "checks": [asdict(outcome) for outcome in checks]},
+        "\n".join(f"{'ok  ' if outcome.passed else 'FAIL'}  {outcome.name}: {outcome.detail}" for outcome in checks),
     )
     if not passed:
-        failed_names = ", ".join(result.name for result in checks if not result.passed)
+        failed_names = ", ".join(outcome.name for outcome in checks if not outcome.passed)
         raise CorruptCheckpoint(
             f"{out} fails: {failed_names}", "don't upload it; make it again with `milkglass obfuscate`"
         )
