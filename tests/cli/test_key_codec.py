@@ -118,7 +118,7 @@ def test_its_passphrase_is_its_own(owner: Owner, tmp_path: Path) -> None:
 
 
 def test_audits_of_the_key_warn_the_worker(owner: Owner, tmp_path: Path) -> None:
-    usage.audited(owner.path, {"similar text": {"10 %": 5}}, 100)
+    usage.record_audit(owner.path, {"similar text": {"10 %": 5}}, 100)
     (tmp_path / "pw").write_text(WORKER)
     (tmp_path / "pw").chmod(0o600)
     out = tmp_path / "w.mgkey"

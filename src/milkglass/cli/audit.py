@@ -240,7 +240,7 @@ def run_audit(
 
 
 def plan_text(plan: TimeEstimate, budget: str) -> str:
-    """How long it will take, and what the budget leaves no time for."""
+    """Returns how long the attacks will take, and which ones the budget leaves no time for."""
     announcement = (
         f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
     )
@@ -254,7 +254,7 @@ def plan_text(plan: TimeEstimate, budget: str) -> str:
 
 
 def larger_budget(plan: TimeEstimate, budget: str) -> str:
-    """The budget in which nothing is expected to be late; where that is not known, some times the given one."""
+    """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
     unknown = math.isnan(plan.enough)
@@ -291,12 +291,12 @@ def _each(setting: Any) -> list[Any]:
 
 
 def _budget_text(seconds: float) -> str:
-    """As --budget has it, rounded up."""
+    """Returns a time as --budget takes it, in minutes, rounded up."""
     return f"{max(1, math.ceil(seconds / 60))}m"
 
 
 def result_line(cell: AttackResult) -> str:
-    """One attack, as it ends."""
+    """Returns the line that is printed when an attack ends."""
     what = f"{cell.what} ({cell.adversary})"
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"

@@ -57,11 +57,11 @@ class CoarseFiles:
         self.columns.others(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:
-        from milkglass.client.obfuscate.symbols import counted
+        from milkglass.client.obfuscate.symbols import count_texts
 
         assert self.data is not None
         public = None if self.public is None else self.columns.second(self.public)
-        texts = counted(base, self.columns.file(self.data), public, self.regression)
+        texts = count_texts(base, self.columns.file(self.data), public, self.regression)
         if texts.task is None:
             note(UNLABELLED.format(self.data.name))
         if texts.public_counts is None:
@@ -84,7 +84,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own_counts)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own_counts, content, exempt)
-    usage.rated(path, {name: float(value) for name, value in asdict(rate).items()})
+    usage.record_rate(path, {name: float(value) for name, value in asdict(rate).items()})
 
 
 def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:

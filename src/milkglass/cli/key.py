@@ -100,7 +100,7 @@ def for_job(
     if fault := weakness(passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, passphrase, weak=True)
-    usage.derived(out, key)
+    usage.record_parent(out, key)
     note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
         note(EXCHANGED_ALIKE.format(key=key))
@@ -218,7 +218,7 @@ def for_codec(
     new = another_passphrase(new_passphrase_file, generate, unlocked)
     if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
-    usage.handed_on(out, key)
+    usage.copy_audits(out, key)
     note(CODEC_WARNING)
     if codec.info.responses is not None:
         note(EXCHANGED_ALIKE.format(key=key))

@@ -81,14 +81,14 @@ def models(
 
 # --- a server's -------------------------------------------------------------------------------------------------------
 def _list_models(credentials: ServerOptions, key: Key | None, as_json: bool) -> None:
-    from milkglass.client.remote.responses import fits
+    from milkglass.client.remote.responses import is_made_with
 
     with credentials.open() as remote:
         records = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
     shown = [{name: model.get(name) for name in names} for model in records]
     if key is not None:
-        shown = [{**model, "key_fits": fits(model, key)} for model in shown]
+        shown = [{**model, "key_fits": is_made_with(model, key)} for model in shown]
     emit(as_json, {"models": shown}, lambda: _model_table(shown))
 
 
@@ -106,7 +106,7 @@ def _model_table(models: list[dict[str, Any]]) -> str:
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
 def _catalogue() -> tuple[dict[str, Any], str]:
-    """As JSON and in words, as `_model_facts` too."""
+    """Returns the embedded models and the supported families, as JSON and as text."""
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
 
@@ -126,13 +126,13 @@ def _catalogue() -> tuple[dict[str, Any], str]:
 
 
 def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
-    from milkglass.client.obfuscate.preflight import assumed, require_sound
+    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
     from milkglass.models.families import architecture_of
 
     base = original(ref)
     architecture = architecture_of(base)
     require_sound(base)
-    if warning := assumed(base):
+    if warning := assumption_of(base):
         note(warning)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     facts: dict[str, Any] = {
@@ -189,16 +189,16 @@ def upload(
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
-            did = f"the server had this very model already, nothing was replaced: {model}"
-            words = did if repeats else f"uploaded: {model}"
-            emit(as_json, {"model": model}, lambda: f"{words}\n{_next_steps(remote, model, server, options)}")
+            unchanged = f"the server had this very model already, nothing was replaced: {model}"
+            result = unchanged if repeats else f"uploaded: {model}"
+            emit(as_json, {"model": model}, lambda: f"{result}\n{_next_steps(remote, model, server, options)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
 def _is_there(remote: Remote, name: str) -> bool:
-    """Whether the server has a model of this name. One of other weights is not replaced: the server refuses."""
+    """Returns whether the server has a model of this name. It refuses to replace one of other weights."""
     try:
         remote.model(name)
     except RemoteError as error:
@@ -209,7 +209,7 @@ def _is_there(remote: Remote, name: str) -> bool:
 
 
 def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
-    """The key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
+    """Returns the key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
     if key is None:
         return None
     if not path.is_dir():
@@ -226,7 +226,7 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
 
 
 def _next_steps(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
-    """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
+    """Returns the next commands: a decoder's scheme may need no fine-tuning, which the server's copy does not say."""
     tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune

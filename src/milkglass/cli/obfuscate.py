@@ -190,7 +190,7 @@ def obfuscate(
     refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
-    from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
+    from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import architecture_of
@@ -219,7 +219,7 @@ def obfuscate(
         final_scheme = requested_scheme if existing is None else scheme_of(existing.key)
         require_scramblable(base, final_scheme, delta)
         require_room(base, final_scheme, out, delta)
-        for remark in filter(None, [assumed(base)]):
+        for remark in filter(None, [assumption_of(base)]):
             note(remark)
         texts = files.read(base) if existing is None and files.data is not None else None
         if warning := final_scheme.broken or (

@@ -27,7 +27,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
-    from milkglass.client.obfuscate.preflight import assumed, require_sound
+    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
     from milkglass.client.obfuscate.verify import verify as check
 
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
@@ -36,7 +36,7 @@ def verify(
     _require_its_key(out, unlocked.key)
     base = original(key.model or unlocked.key.info.model)
     require_sound(base)
-    if warning := assumed(base):
+    if warning := assumption_of(base):
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
@@ -59,12 +59,12 @@ def verify(
 def _require_its_key(out: Path, key: Key) -> None:
     """Raises KeyForOtherModel at once if another key made the folder: else all tensors would be reported as wrong."""
     from milkglass.client.layout import KEY_ID
-    from milkglass.client.remote.responses import fits
+    from milkglass.client.remote.responses import is_made_with
     from milkglass.models.checkpoint import read_json
 
     config = out / "config.json"
     key_id = read_json(config).get(KEY_ID) if config.is_file() else None
-    if fits({"key_id": key_id}, key) is False:
+    if is_made_with({"key_id": key_id}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
 
 

@@ -88,7 +88,7 @@ def generation_entries() -> frozenset[str]:
     return frozenset(GenerationConfig().to_dict())
 
 
-def tells(name: str, value: Any) -> bool:
+def has_private_words(name: str, value: Any) -> bool:
     """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
     texts = [] if isinstance(value, Mapping) else list(_words(value))
     return not WORD.fullmatch(name) or (
@@ -129,7 +129,7 @@ def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None 
             mapped[name] = _map_ids(name, value, sigma)
         elif name in POSITION_PAIRS and value:
             mapped[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
-        elif tells(name, value) or (entries is not None and name not in entries):
+        elif has_private_words(name, value) or (entries is not None and name not in entries):
             continue
         else:
             mapped[name] = remap(value, sigma) if isinstance(value, Mapping) else value

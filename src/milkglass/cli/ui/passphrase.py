@@ -153,9 +153,9 @@ def _generate(file: Path | None, weak: bool) -> str:
 
 def _write_passphrase(file: Path) -> str:
     """Generates a passphrase and writes it to a new file of mode 0600."""
-    from milkglass.client.key.passphrases import generated
+    from milkglass.client.key.passphrases import generate_passphrase
 
-    passphrase = generated()
+    passphrase = generate_passphrase()
     try:
         files.write(file, passphrase + "\n", replace=False)
     except FileExistsError:
@@ -171,9 +171,9 @@ def _write_passphrase(file: Path) -> str:
 
 def _show_passphrase() -> str:
     """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
-    from milkglass.client.key.passphrases import generated
+    from milkglass.client.key.passphrases import generate_passphrase
 
-    passphrase = generated()
+    passphrase = generate_passphrase()
     _show(f"The passphrase of the new key, write it down now:\n\n  {passphrase}\n\n")
     return passphrase
 

@@ -26,7 +26,7 @@ from milkglass.client.codec.conversation import (
     takes_tools,
     template_options,
 )
-from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, labelled
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
@@ -214,7 +214,7 @@ class Codec:
         require_text([text])
         kept_ids, marked = KeptIds(self.decode, free_letters([text])), text
         for ids in answers:
-            marked = kept_ids.prompt(marked, self._visible_ids(ids))
+            marked = kept_ids.mark_prompt(marked, self._visible_ids(ids))
         if not kept_ids.kept_by_mark:
             return self.encode([text], parse_special=True).ids[0]
         rendered = kept_pieces(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
@@ -260,7 +260,7 @@ class Codec:
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
         for index in labelled.unanswered:
-            raise answerless(
+            raise answerless_error(
                 self.tokenizer, conversations[index], index, int(lengths[index]), labelled, self._limit(max_length)
             )
         return labelled

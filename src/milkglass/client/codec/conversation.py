@@ -110,7 +110,8 @@ def render(
     if kept_ids is not None:
         answer_ids = [message.get(ANSWER_IDS) for message in messages]
         visible = [
-            kept_ids.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
+            kept_ids.mark_message(message, ids) if ids else message
+            for message, ids in zip(visible, answer_ids, strict=True)
         ]
         if kept_ids.kept_by_mark:
             try:
@@ -145,7 +146,7 @@ def _with_kept(
 def kept_pieces(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
     """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
     all_pieces, ids = list[TextPiece](), list[int]()
-    for part in kept_ids.parts(text):
+    for part in kept_ids.split(text):
         if isinstance(part, str):
             all_pieces += pieces(part)
         else:

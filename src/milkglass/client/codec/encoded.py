@@ -116,7 +116,7 @@ def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int
     return [tokens for tokens in single_results if tokens is not None]
 
 
-def answerless(
+def answerless_error(
     tokenizer: Any, messages: Sequence[Message], index: int, length: int, labelled: LabelledIds, limit: int
 ) -> TooLong:
     """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""

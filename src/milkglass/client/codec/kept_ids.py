@@ -39,7 +39,7 @@ class KeptIds:
         kept_by_mark: the kept texts, by the letter before each.
     """
 
-    decoded: Callable[[Sequence[int]], str]
+    decode: Callable[[Sequence[int]], str]
     letters: Iterator[str]
     stop: str = ""
     kept_by_mark: dict[str, KeptText] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class KeptIds:
     def __post_init__(self) -> None:
         self.stop = next(self.letters)
 
-    def prompt(self, text: str, ids: Sequence[int]) -> str:
+    def mark_prompt(self, text: str, ids: Sequence[int]) -> str:
         """Returns a text with marks around what it repeats of the answer with these ids."""
-        return self._text(text, self.decoded(ids), ids)
+        return self._mark_repeated(text, self.decode(ids), ids)
 
-    def parts(self, text: str) -> Iterator[str | KeptText]:
+    def split(self, text: str) -> Iterator[str | KeptText]:
         """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
         last = 0
         for match in self.pattern.finditer(text):
@@ -72,16 +72,16 @@ class KeptIds:
             raise Rewritten
         return text
 
-    def marked(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    def mark_message(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
         """Returns a message with marks around what it repeats of the answer with these ids.
 
         It marks the content, the reasoning, and texts in the arguments of calls.
         """
-        decoded = self.decoded(ids)
+        decoded = self.decode(ids)
         marked_message = dict(message)
         for name in ("content", "reasoning_content"):
             if isinstance(marked_message.get(name), str):
-                marked_message[name] = self._text(marked_message[name], decoded, ids)
+                marked_message[name] = self._mark_repeated(marked_message[name], decoded, ids)
         if "tool_calls" in marked_message:
             marked_message["tool_calls"] = [
                 self._mark_call(tool_call, decoded, ids) for tool_call in marked_message["tool_calls"]
@@ -92,23 +92,25 @@ class KeptIds:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             return call
-        arguments = self._value(function.get("arguments"), decoded, ids)
+        arguments = self._mark_argument(function.get("arguments"), decoded, ids)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def _value(self, argument: Any, decoded: str, ids: Sequence[int]) -> Any:
+    def _mark_argument(self, argument: Any, decoded: str, ids: Sequence[int]) -> Any:
         if isinstance(argument, str):
-            return self._text(argument, decoded, ids)
+            return self._mark_repeated(argument, decoded, ids)
         if isinstance(argument, Mapping):
-            return {name: self._value(item, decoded, ids) for name, item in argument.items()}
-        return [self._value(item, decoded, ids) for item in argument] if isinstance(argument, list) else argument
+            return {name: self._mark_argument(item, decoded, ids) for name, item in argument.items()}
+        return (
+            [self._mark_argument(item, decoded, ids) for item in argument] if isinstance(argument, list) else argument
+        )
 
-    def _text(self, text: str, decoded: str, ids: Sequence[int]) -> str:
+    def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
         span = repeated(text, decoded)
         if span is None:
             return text
         start, begin, size = span
-        first, last = self._tokens(ids, begin, begin + size, decoded)
-        inner, prefix = self.decoded(ids[first:last]), len(self.decoded(ids[:first]))
+        first, last = self._token_span(ids, begin, begin + size, decoded)
+        inner, prefix = self.decode(ids[first:last]), len(self.decode(ids[:first]))
         at = start + prefix - begin
         if first >= last or not inner or text[at : at + len(inner)] != inner:
             return text
@@ -116,12 +118,12 @@ class KeptIds:
         self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
         return f"{text[:at]}{mark}{inner}{self.stop}{text[at + len(inner) :]}"
 
-    def _tokens(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
+    def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
         if (begin, end) == (0, len(decoded)):
             return 0, len(ids)
-        first = _first_true(lambda count: len(self.decoded(ids[:count])) >= begin, len(ids))
-        last = _first_true(lambda count: len(self.decoded(ids[:count])) > end, len(ids) + 1) - 1
+        first = _first_true(lambda count: len(self.decode(ids[:count])) >= begin, len(ids))
+        last = _first_true(lambda count: len(self.decode(ids[:count])) > end, len(ids) + 1) - 1
         return first, last
 
 

@@ -72,11 +72,12 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
     info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
-    info = info.with_sampling(ModelSampling.of(base.generation_config).values)
+    if sampling := ModelSampling.of(base.generation_config).values:
+        info = info.with_fields(sampling=dict(sampling))
     slot_count = vocab_size = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
-        info = info.with_slots(scheme.copies, single)
+        info = info.with_fields(slots={"copies": scheme.copies, "single": single})
         slot_count = len(Slots.of(vocab_size, scheme.copies, single).origin)
     symbols = scheme.token_symbols
     if symbols is not None:
@@ -135,7 +136,7 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     require_finite(table)
     order = cluster_order(key)
     groups = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
-    return replace(key, info=key.info.with_groups(packed_groups(groups, len(table))))
+    return replace(key, info=key.info.with_fields(groups=packed_groups(groups, len(table))))
 
 
 def scheme_of(key: Key) -> Scheme:
@@ -170,15 +171,14 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
     child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
-    info = child.info.with_job(name, parent.identifier, clusters)
+    info = child.info.with_fields(job={"name": name, "parent": parent.identifier, "clusters": clusters})
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
         if (draws := parent.with_own_responses().responses) is not None:
-            info = info.with_responses(bytes.fromhex(draws["stream"]), draws["ids"])
+            info = info.with_fields(responses=dict(draws))
         return replace(child, info=info)
     if clusters == "kept":
         grouped = parent if parent.groups is not None else with_groups(base, parent, stage)
-        assert grouped.groups is not None
-        info = info.with_groups(packed_groups(grouped.groups, architecture_of(base).vocab_size))
+        info = info.with_fields(groups=grouped.info.packed_groups)
     return replace(child, info=info)

@@ -25,9 +25,9 @@ from milkglass.schemes.aliases import Slots
 from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
 CODEC_NEEDS = {
-    *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),
-    *("sampling", "uploads", "jobs"),
-}
+    "model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses",
+    "sampling", "uploads", "jobs",
+}  # fmt: skip
 JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
 OWN_ORDER = "own"  # clusters are begun in the key's own order
 
@@ -45,16 +45,10 @@ class KeyInfo:
     @classmethod
     def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
         """Returns a new key's information. `model` says where the original is; `kind` is encoder or decoder."""
-        return cls(
-            {
-                "model": model,
-                "kind": kind,
-                "tokenizer_sha256": tokenizer_digest,
-                "scheme": dict(scheme),
-                "labels": None,
-                "order": OWN_ORDER,
-            }
-        )
+        return cls({
+            "model": model, "kind": kind, "tokenizer_sha256": tokenizer_digest, "scheme": dict(scheme), "labels": None,
+            "order": OWN_ORDER,
+        })  # fmt: skip
 
     # --- the model ----------------------------------------------------------------------------------------------------
     @property
@@ -152,9 +146,9 @@ class KeyInfo:
     def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
         """Adds the name of an uploaded model, and the job that fine-tunes it if there is one."""
         jobs = self.document.get("jobs") or []
-        noted = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
-        names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
-        return self._with(**names, **noted)
+        new_job = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
+        new_upload = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
+        return self.with_fields(**new_upload, **new_job)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """Returns the label names of a fine-tuned model, or None if it is not known."""
@@ -163,31 +157,18 @@ class KeyInfo:
     def scale_of(self, model: str, job: str) -> Scale | None:
         """Returns the scale of a fine-tuned model, by its name or else by its job."""
         scales = self.scales_by_job
-        return next((scale for one, scale in scales.items() if _job_made(one, model)), scales.get(job))
+        return next((scale for name, scale in scales.items() if _job_made(name, model)), scales.get(job))
 
     # --- changed ------------------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
         """Sets these label names as the newest, and as the job's if there is one."""
         jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
-        return self._with(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
+        return self.with_fields(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
 
     def with_scale(self, scale: Scale, job: str | None = None) -> KeyInfo:
         """Sets this scale as the newest, and as the job's if there is one."""
         jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.document()})}
-        return self._with(scale=scale.document(), **({"scales": jobs} if jobs else {}))
-
-    def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
-        return self._with(slots={"copies": copies, "single": single})
-
-    def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
-        """Sets the draws of another key, so that texts are exchanged as under that key."""
-        return self._with(responses={"stream": stream.hex(), "ids": ids})
-
-    def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
-        return self._with(sampling=dict(values)) if values else self
-
-    def with_groups(self, packed: str) -> KeyInfo:
-        return self._with(groups=packed)
+        return self.with_fields(scale=scale.document(), **({"scales": jobs} if jobs else {}))
 
     def for_codec(self, shares: bool) -> KeyInfo:
         """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
@@ -196,11 +177,9 @@ class KeyInfo:
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**document, "scheme": scheme})
 
-    def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
-        return self._with(job={"name": name, "parent": parent, "clusters": clusters})
-
-    def _with(self, **changes: Any) -> KeyInfo:
-        return KeyInfo({**self.document, **changes})
+    def with_fields(self, **fields: Any) -> KeyInfo:
+        """Sets fields of the document, of which docs/formats.md has the list."""
+        return KeyInfo({**self.document, **fields})
 
 
 def _job_made(job: str, model: str) -> bool:
@@ -310,7 +289,9 @@ class Key:
         reveals no more than sending it once.
         """
         stream, ids = self.responses_key, self.response_ids
-        return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
+        if stream is None or not len(ids):
+            return self.info
+        return self.info.with_fields(responses={"stream": stream.hex(), "ids": ids.tolist()})
 
     @property
     def responses_key(self) -> bytes | None:

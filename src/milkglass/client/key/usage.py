@@ -96,14 +96,14 @@ def _with_job(usage: Usage, name: str, tokens: int) -> Usage:
     return replace(usage, jobs={**usage.jobs, name: usage.jobs.get(name, 0) + tokens})
 
 
-def derived(key: Path, parent: Path) -> None:
+def record_parent(key: Path, parent: Path) -> None:
     """Records from which key file a new one was made."""
     rate = read(parent).rate
     _change(key, lambda old: replace(old, parent=str(parent.absolute()), rate=rate))
     _change(parent, lambda old: _with_job(old, key.name, 0))
 
 
-def handed_on(key: Path, parent: Path) -> None:
+def copy_audits(key: Path, parent: Path) -> None:
     """Copies the audits of a key to a codec made from it.
 
     Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
@@ -113,7 +113,7 @@ def handed_on(key: Path, parent: Path) -> None:
     _change(key, lambda _: replace(usage, texts=0, tokens=0, parent="", jobs={}))
 
 
-def rated(key: Path, rate: Mapping[str, float]) -> None:
+def record_rate(key: Path, rate: Mapping[str, float]) -> None:
     """Records what a coarse vocabulary reveals: shares and bits, over all the text together."""
     _change(key, lambda old: replace(old, rate=dict(rate)))
 
@@ -129,7 +129,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
 
 
-def audited(
+def record_audit(
     key: Path, spent: Mapping[str, Mapping[str, int]], measured: int, record: Mapping[str, Any] | None = None
 ) -> Usage:
     """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""

@@ -137,7 +137,7 @@ class _Changes:
         return self.inner(name, tensor).to(tensor.dtype)
 
 
-def transformed(
+def transform_tensors(
     base: Checkpoint,
     architecture: Architecture,
     residual: ResidualStream,

@@ -112,7 +112,7 @@ class ReadOnce:
         return tensor[start:stop].clone()
 
 
-def turned(
+def turn_tensors(
     base: Checkpoint, residual: ResidualStream, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""

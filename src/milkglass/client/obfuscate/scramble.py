@@ -35,8 +35,8 @@ from milkglass.client.key.generate import cluster_order, require_delta, require_
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
-from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
-from milkglass.client.obfuscate.plus import turn_of, turned, with_head
+from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
+from milkglass.client.obfuscate.plus import turn_of, turn_tensors, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.config_entries import GENERATION, check_ids
@@ -168,10 +168,10 @@ def replacements(
     }
     residual = architecture.residual(base)
     if plus is None:
-        replaced, shapes = transformed(wider, architecture, residual, key, tensors, head)
+        replaced, shapes = transform_tensors(wider, architecture, residual, key, tensors, head)
         return Replacement(reshaped(wider, shapes), replaced, mixture)
     turn = turn or turn_of(plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage)
-    replaced = turned(wider, residual, turn, tensors, head)
+    replaced = turn_tensors(wider, residual, turn, tensors, head)
     return Replacement(resized(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
 
 

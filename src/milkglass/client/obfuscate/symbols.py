@@ -114,7 +114,7 @@ class CountedTexts:
         return self.own_counts if self.public_counts is None else self.public_counts
 
 
-def counted(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
+def count_texts(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
     """Reads the client's rows, and public text of any kind.
 
     Raises:
@@ -148,7 +148,7 @@ def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Sourc
     return counts
 
 
-def counted_corpus(
+def count_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
     """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
@@ -190,7 +190,7 @@ def coarse_key(
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
 
-    return new_key(base, ref, mapped(base, scheme, texts, draws, stage), digest, root)
+    return new_key(base, ref, find_map(base, scheme, texts, draws, stage), digest, root)
 
 
 def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
@@ -201,7 +201,7 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
     return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
 
 
-def mapped(
+def find_map(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
     """Returns the scheme with a map. `draws` returns a stream of the key for each label."""

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
-from milkglass.client.model_config import LABELS, NAMES, WORD, tells
+from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
 
@@ -164,7 +164,7 @@ def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
         if name in NAMES or name in LABELS:
             if value and not (name in LABELS and _is_numbered(name, value)):
                 yield name
-        elif tells(name, value):
+        elif has_private_words(name, value):
             yield name
         elif isinstance(value, Mapping):
             yield from _config_telling(value)

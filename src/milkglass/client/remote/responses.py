@@ -89,7 +89,7 @@ _PROGRESS = RecordShape(
 _EVENT = RecordShape("an event", ("message",))
 
 
-def job(record: Any) -> dict[str, Any]:
+def read_job(record: Any) -> dict[str, Any]:
     """Reads a job. `progress` and `metrics` become objects, and `error` becomes null or {"message": text}."""
     fields = _JOB.read(record)
     error = fields.get("error")
@@ -104,7 +104,7 @@ def job(record: Any) -> dict[str, Any]:
     }
 
 
-def event(data: str) -> dict[str, Any]:
+def read_event(data: str) -> dict[str, Any]:
     """Reads one event of a job: {"message": text, "data": {...}, ...}."""
     result = _EVENT.read(document(data, "an event of the job"))
     return {**result, "message": result.get("message") or "", "data": _PROGRESS.read(result.get("data") or {})}
@@ -170,7 +170,7 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
     return Prediction(number, tuple(float(probability) for probability in probabilities))
 
 
-def delta(data: str) -> list[int]:
+def completion_ids(data: str) -> list[int]:
     """Returns the token ids of one event of a completion."""
     completion = document(data, "an event of the answer")
     error = completion.get("error")
@@ -190,7 +190,7 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------
-def fits(description: Mapping[str, Any], key: Key) -> bool | None:
+def is_made_with(description: Mapping[str, Any], key: Key) -> bool | None:
     """Returns whether a server's model was made with the key. None: its config has no key identifier."""
     identifier = description.get("key_id")
     return None if identifier is None else identifier == key.identifier
@@ -202,7 +202,7 @@ def require_key(description: Mapping[str, Any], key: Key, model: str) -> str | N
     Raises:
         KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
     """
-    same_key = fits(description, key)
+    same_key = is_made_with(description, key)
     if same_key:
         return None
     if same_key is False:

@@ -231,7 +231,7 @@ class OfferedFile:
     sha256: str | None
 
 
-def promised(entry: Mapping[str, Any]) -> OfferedFile:
+def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
     """Returns the file that a server offers. Raises RemoteError for a file that no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
     if (
@@ -248,9 +248,9 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
     return OfferedFile(name, size, digest)
 
 
-def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
+def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
     """Returns the files of one model by name. Raises RemoteError if the list is invalid or has no config.json."""
-    files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
+    files = sorted((read_offered_file(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:
         raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
@@ -287,7 +287,7 @@ def fetch(connection: Connection, route: str, model: str, out: Path, stage: Stag
 
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
-    files = promised_model(connection.json("GET", route))
+    files = read_offered_files(connection.json("GET", route))
     require_plausible(files, largest)
     description = [[file.name, file.bytes, file.sha256] for file in files]
     bound = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
