@@ -283,7 +283,7 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
 def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults: dict[str, str]) -> list[Claim]:
     for image in section.image:
         registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
-        if all(machine.image.get(register) == value for register, value in registers.items()):
+        if all(machine.image.get(register) == measurement for register, measurement in registers.items()):
             names = ", ".join(registers)
             claims = [
                 proven(
@@ -293,7 +293,7 @@ def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults:
             if unnamed := sorted(set(machine.image) & set(type(image).model_fields) - set(registers)):
                 claims.append(unchecked("registers", f"what {', '.join(unnamed)} measure"))
             return claims
-    shown = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
+    shown = ", ".join(f"{register} {digest[:16]}..." for register, digest in machine.image.items() if int(digest, 16))
     faults["image"] = f"no image of the policy runs there: {shown}"
     return []
 

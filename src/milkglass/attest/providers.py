@@ -62,8 +62,8 @@ def own(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads Tinfoil's document."""
     fields = _object(document)
-    kind = TINFOIL.get(str(fields.get("format")))
-    if kind is None:
+    hardware_kind = TINFOIL.get(str(fields.get("format")))
+    if hardware_kind is None:
         raise AttestationError("kind", f"Tinfoil's format {str(fields.get('format'))[:80]!r} is not supported")
     try:
         packed = base64.b64decode(str(fields.get("body", "")), validate=True)
@@ -73,7 +73,7 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
         raise AttestationError("evidence", f"Tinfoil's body cannot be read ({type(error).__name__})") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise AttestationError("size", f"Tinfoil's body has more than {MAX_UNPACKED:,} bytes, or is cut off")
-    return HardwareEvidence(kind, raw, {}, "tinfoil", spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
+    return HardwareEvidence(hardware_kind, raw, {}, "tinfoil", spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
@@ -83,8 +83,8 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
     if version != "aci/1" or not isinstance(report, dict):
         raise AttestationError("version", f"this is no report of aci/1 but of {str(version)[:40]!r}")
     keyset, evidence = report.get("workload_keyset"), report.get("evidence")
-    kind = ACI.get(str(report.get("tee_type")))
-    if kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
+    hardware_kind = ACI.get(str(report.get("tee_type")))
+    if hardware_kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
         raise AttestationError("kind", f"the TEE {str(report.get('tee_type'))[:40]!r} is not supported")
     _require_listed(keyset, spki, host, now)
     digest = hashlib.sha256(_canonical(keyset)).hexdigest()
@@ -93,7 +93,7 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
         raw = bytes.fromhex(str(evidence["quote"]).removeprefix("0x"))
     except (KeyError, ValueError):
         raise AttestationError("evidence", "the report of ACI has no quote in hex") from None
-    return HardwareEvidence(kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
+    return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
 
 
 def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:

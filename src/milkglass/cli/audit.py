@@ -103,9 +103,10 @@ def audit(
         require_file(records, "give a file in JSON Lines")
         from milkglass.audit import records as encrypted
 
-        found = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
-        words = f"{found.answers:,} answers on {found.topics} topics; half of them play an attacker's own recordings"
-        emit(as_json, found.to_json(), lambda: f"{words}\n{table(found.rows())}")
+        topics_audit = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
+        half = "half of them play an attacker's own recordings"
+        summary = f"{topics_audit.answers:,} answers on {topics_audit.topics} topics; {half}"
+        emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.rows())}")
         return
     if captured is not None:
         unused = {

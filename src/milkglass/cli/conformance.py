@@ -25,10 +25,10 @@ def conformance(
             note(f"{'ok  ' if outcome.failure is None else 'FAIL'}  {outcome.group} {outcome.entry}: {outcome.check}")
             if outcome.failure is not None:
                 note(f"      {outcome.failure}")
-    failures = [result for result in results if result.failure is not None]
+    failures = [outcome for outcome in results if outcome.failure is not None]
     emit(
         as_json,
-        {"package": package, "passed": not failures, "checks": [asdict(result) for result in results]},
+        {"package": package, "passed": not failures, "checks": [asdict(outcome) for outcome in results]},
         f"{package}: {len(results) - len(failures)} of {len(results)} checks passed",
     )
     if failures:

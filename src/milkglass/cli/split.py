@@ -92,10 +92,10 @@ def classify(
     base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, client_info, base, texts, pairs)
-    with _answering(url, folder, credentials) as (info, answer), bars(as_json) as stage:
-        half = ClientHalf.open(client, base, client_info, sending=len(rows))
+    with _answering(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
+        client_half = ClientHalf.open(client, base, client_info, sending=len(rows))
         progress = stage("classify", len(rows))
-        shares = half.classify(texts, pairs, info, answer, progress)
+        shares = client_half.classify(texts, pairs, encoder_info, answer, progress)
     results = [
         Classified(
             client_info.names[int(probabilities.argmax())],
@@ -331,9 +331,9 @@ def serve(
     from milkglass.split.server import serve as run
 
     with at_work(doing=f"load {model}"):
-        half = open_half(Path(model))
+        server_half = open_half(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
-    run(half, home.resolve(), port, token)
+    run(server_half, home.resolve(), port, token)
 
 
 def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerifier | None:

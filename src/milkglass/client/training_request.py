@@ -135,15 +135,15 @@ class TrainingRequest:
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
-        numbers = numbers_of(key, train)
+        labels = numbers_of(key, train)
         defaults = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
         settings = {
             **defaults,
             "max_length": limit if (length := defaults.get("max_length")) is None else min(length, limit),
             "task": train.task,
-            "num_labels": len(numbers) if isinstance(numbers, Mapping) else None,
+            "num_labels": len(labels) if isinstance(labels, Mapping) else None,
         }
-        return cls(source, train, parts, numbers, hyperparameters_of(settings))
+        return cls(source, train, parts, labels, hyperparameters_of(settings))
 
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
@@ -203,7 +203,7 @@ def write_rows(
     data: Source,
     out: Path,
     rows: int,
-    numbers: Numbers,
+    labels: Numbers,
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
@@ -212,7 +212,7 @@ def write_rows(
 ) -> WriteCounts:
     """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
     advance = stage(f"scramble {data.name}", rows)
-    counts = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, selection)
+    counts = write_parquet(codec, data, out, labels, max_length, advance, skip_long, selection)
     if counts.left_out:
         notice(
             f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "

@@ -190,14 +190,14 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
             compared = _comparison(demo)
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
-        result = DemoResult(
+        demo_result = DemoResult(
             version("milkglass"), time.monotonic() - begin, compared, sorting, classified, writing, generated
         )
-        result.write(out / "result.json")
-        write_page(out / "index.html", result)
-    print("\n" + result.summary())
+        demo_result.write(out / "result.json")
+        write_page(out / "index.html", demo_result)
+    print("\n" + demo_result.summary())
     print(f"the page: {(out / 'index.html').resolve()}")
-    return result
+    return demo_result
 
 
 def _comparison(demo: Demo) -> dict[str, Any]:

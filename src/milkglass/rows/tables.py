@@ -1,7 +1,7 @@
 """Reads rows of files, one at a time: lines, CSV, TSV, JSON Lines, one JSON list, Parquet.
 
 Errors name the file, the line and the column, and never a cell's content. Common arguments: `blank` receives a 1 for
-each blank line that is skipped; a header must have all columns of `needed`, and one of `texts`.
+each blank line that is skipped; a header must have all columns of `required`, and one of `texts`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def text_lines(path: Path, blank: Progress = no_progress, encoding: str = UTF8, 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 def table(
-    path: Path, needed: Sequence[str], delimiter: str = "\t", quoted: bool = False, header: Sequence[str] | None = None,
-    flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
+    path: Path, required: Sequence[str], delimiter: str = "\t", quoted: bool = False,
+    header: Sequence[str] | None = None, flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
     """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
@@ -59,7 +59,7 @@ def table(
     for place, cells in lines:
         if names is None:
             names = cells
-            require_columns(path.name, names, needed, texts, rows_below(lines))
+            require_columns(path.name, names, required, texts, rows_below(lines))
         else:
             yield place, dict(zip(names, cells, strict=False))
 
@@ -295,7 +295,7 @@ def _skip(buffer: str, at: int) -> int:
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
-def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
+def parquet(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> Rows:
     """Yields the rows of a Parquet file with all columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -305,7 +305,7 @@ def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Row
     except pa.ArrowInvalid:
         raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
     with file:
-        require_columns(path.name, file.schema_arrow.names, needed, texts)
+        require_columns(path.name, file.schema_arrow.names, required, texts)
         number = 0
         for batch in file.iter_batches(BATCH):
             for row in batch.to_pylist():

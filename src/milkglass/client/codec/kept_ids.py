@@ -99,9 +99,11 @@ class KeptIds:
         if isinstance(argument, str):
             return self._mark_repeated(argument, decoded, ids)
         if isinstance(argument, Mapping):
-            return {name: self._mark_argument(item, decoded, ids) for name, item in argument.items()}
+            return {name: self._mark_argument(element, decoded, ids) for name, element in argument.items()}
         return (
-            [self._mark_argument(item, decoded, ids) for item in argument] if isinstance(argument, list) else argument
+            [self._mark_argument(element, decoded, ids) for element in argument]
+            if isinstance(argument, list)
+            else argument
         )
 
     def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:

@@ -307,9 +307,9 @@ class UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
             key = self.again()
-            info = change(key.info)
-            if info != key.info:
-                key = replace(key, info=info)
+            new_info = change(key.info)
+            if new_info != key.info:
+                key = replace(key, info=new_info)
                 files.write(self.path, self.seal.seal(key))
         return replace(self, key=key)
 

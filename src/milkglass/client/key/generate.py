@@ -71,13 +71,13 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
-    info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
+    key_info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
     if sampling := ModelSampling.of(base.generation_config).values:
-        info = info.with_fields(sampling=dict(sampling))
+        key_info = key_info.with_fields(sampling=dict(sampling))
     slot_count = vocab_size = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
-        info = info.with_fields(slots={"copies": scheme.copies, "single": single})
+        key_info = key_info.with_fields(slots={"copies": scheme.copies, "single": single})
         slot_count = len(Slots.of(vocab_size, scheme.copies, single).origin)
     symbols = scheme.token_symbols
     if symbols is not None:
@@ -87,7 +87,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
             )
         slot_count = int(symbols.max()) + 1
     order = hashed_permutation if scheme.hashed else permutation
-    key = Key.new(digest, slot_count, architecture.pinned, info, order, root)
+    key = Key.new(digest, slot_count, architecture.pinned, key_info, order, root)
     return with_groups(base, key) if scheme.shares and symbols is None else key
 
 
@@ -171,14 +171,14 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
     child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
-    info = child.info.with_fields(job={"name": name, "parent": parent.identifier, "clusters": clusters})
+    child_info = child.info.with_fields(job={"name": name, "parent": parent.identifier, "clusters": clusters})
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
         if (draws := parent.with_own_responses().responses) is not None:
-            info = info.with_fields(responses=dict(draws))
-        return replace(child, info=info)
+            child_info = child_info.with_fields(responses=dict(draws))
+        return replace(child, info=child_info)
     if clusters == "kept":
         grouped = parent if parent.groups is not None else with_groups(base, parent, stage)
-        info = info.with_fields(groups=grouped.info.packed_groups)
-    return replace(child, info=info)
+        child_info = child_info.with_fields(groups=grouped.info.packed_groups)
+    return replace(child, info=child_info)

@@ -160,14 +160,14 @@ def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in config.items():
+    for name, entry in config.items():
         if name in NAMES or name in LABELS:
-            if value and not (name in LABELS and _is_numbered(name, value)):
+            if entry and not (name in LABELS and _is_numbered(name, entry)):
                 yield name
-        elif has_private_words(name, value):
+        elif has_private_words(name, entry):
             yield name
-        elif isinstance(value, Mapping):
-            yield from _config_telling(value)
+        elif isinstance(entry, Mapping):
+            yield from _config_telling(entry)
 
 
 def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:

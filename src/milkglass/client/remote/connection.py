@@ -168,16 +168,16 @@ def server_events(stream: ServerEvents, max_silence: float | None = None) -> Ite
                 size = comments = 0
             event_type, data_lines = "message", []
             continue
-        field_name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
+        field_name, _, field = line.partition(":")
+        field = field.removeprefix(" ")
         if field_name == "data":
-            data_lines.append(value)
+            data_lines.append(field)
         elif field_name == "event":
-            event_type = value
+            event_type = field
         elif field_name == "id":
-            if not EVENT_ID.fullmatch(value):
+            if not EVENT_ID.fullmatch(field):
                 raise RemoteError("an event of the answer has no proper id", HINT)
-            event_id = value
+            event_id = field
 
 
 def _lines_of(answer: httpx2.Response) -> Iterator[str]:

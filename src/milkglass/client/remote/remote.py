@@ -330,10 +330,10 @@ class Remote(AbstractContextManager["Remote"]):
         }
         tokens_left, empty = sampling.max_tokens, 0
         with self.connection.stream("POST", "/v1/completions", body) as stream:
-            for _, _, data in server_events(stream):
-                if data.strip() == "[DONE]":
+            for _, _, event_data in server_events(stream):
+                if event_data.strip() == "[DONE]":
                     return
-                new_ids = completion_ids(data)[:tokens_left]
+                new_ids = completion_ids(event_data)[:tokens_left]
                 if new_ids:
                     yield new_ids
                 tokens_left, empty = tokens_left - len(new_ids), empty + (not new_ids)

@@ -104,10 +104,10 @@ def read_job(record: Any) -> dict[str, Any]:
     }
 
 
-def read_event(data: str) -> dict[str, Any]:
+def read_event(event_data: str) -> dict[str, Any]:
     """Reads one event of a job: {"message": text, "data": {...}, ...}."""
-    result = _EVENT.read(document(data, "an event of the job"))
-    return {**result, "message": result.get("message") or "", "data": _PROGRESS.read(result.get("data") or {})}
+    fields = _EVENT.read(document(event_data, "an event of the job"))
+    return {**fields, "message": fields.get("message") or "", "data": _PROGRESS.read(fields.get("data") or {})}
 
 
 def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
@@ -170,9 +170,9 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
     return Prediction(number, tuple(float(probability) for probability in probabilities))
 
 
-def completion_ids(data: str) -> list[int]:
+def completion_ids(event_data: str) -> list[int]:
     """Returns the token ids of one event of a completion."""
-    completion = document(data, "an event of the answer")
+    completion = document(event_data, "an event of the answer")
     error = completion.get("error")
     if isinstance(error, dict):
         raise RemoteError(f"the server stopped: {error.get('message') or 'no reason given'}", "try again")

@@ -57,32 +57,32 @@ class _OutOfRange(Exception):
 
 
 def _whole(digits: str) -> int:
-    value = int(digits) if len(digits) <= 20 else TOO_LARGE
-    if abs(value) >= TOO_LARGE:
+    number = int(digits) if len(digits) <= 20 else TOO_LARGE
+    if abs(number) >= TOO_LARGE:
         raise _OutOfRange
-    return value
+    return number
 
 
 def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
+    number = float(digits)
+    if not math.isfinite(number):
         raise _OutOfRange
-    return value
+    return number
 
 
 _READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
 
 
-def _clean(value: Any, depth: int, noun: str) -> Any:
+def _clean(parsed: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
-    if isinstance(value, str):
-        return one_line(value, MAX_STRING_SHOWN)
-    if isinstance(value, list):
-        return [item if isinstance(item, int | float) else _clean(item, depth + 1, noun) for item in value]
-    if isinstance(value, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _clean(item, depth + 1, noun) for name, item in value.items()}
-    return value
+    if isinstance(parsed, str):
+        return one_line(parsed, MAX_STRING_SHOWN)
+    if isinstance(parsed, list):
+        return [element if isinstance(element, int | float) else _clean(element, depth + 1, noun) for element in parsed]
+    if isinstance(parsed, dict):
+        return {one_line(name, MAX_STRING_SHOWN): _clean(element, depth + 1, noun) for name, element in parsed.items()}
+    return parsed
 
 
 REPLACEMENT = "\ufffd"  # replaces a removed character

@@ -63,7 +63,7 @@ def _task(
         text, *pair, label = cells
         return LabelledColumn(text, label, name_of_label, pair[0] if pair else None, flawed, scores=scores)
 
-    rows = partial(table, needed=columns, header=header, flawed=flawed)
+    rows = partial(table, required=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
@@ -116,8 +116,8 @@ def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
     long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), also="description")
     short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
-    read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
-    read_tsv = partial(table, needed=(), header=("text", "class"))
+    read_csv = partial(table, required=(), delimiter=",", quoted=True, header=("class", "title", "description"))
+    read_tsv = partial(table, required=(), header=("text", "class"))
     splits = {
         name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
