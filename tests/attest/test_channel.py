@@ -164,7 +164,7 @@ def honest(spki: bytes, nonce: bytes) -> bytes:
 
 def policy_for(port: int, lease: str = "15m") -> Policy:
     text = f'version = 1\nserver = "https://localhost:{port}"\nlease = "{lease}"\nkinds = ["software"]\n'
-    return parse(text.encode(), "p.toml")
+    return parse(text.encode(), "p.toml", Policy)
 
 
 @dataclass

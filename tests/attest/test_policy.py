@@ -65,7 +65,7 @@ def policy(text: str, machine: VerifiedMachine, **changes: str) -> Policy:
         text = text.replace(f'"{name}"', f'"{value}"')
     for old, new in changes.items():
         text = text.replace(old, new)
-    return parse(text.encode(), "p.toml")
+    return parse(text.encode(), "p.toml", Policy)
 
 
 def verdict(name: str, text: str, gpus: list[VerifiedGpu] | None = None, **changes: str) -> Verdict:
@@ -107,9 +107,11 @@ def test_no_image_no_machine_and_no_section_allow_nothing() -> None:
     other = replace(machine, image={"launch": "00" * 48}, machine="11" * 64)
     rules = policy(GENOA, machine)
     assert {"image", "machine"} <= set(judge(rules, other).refused)
-    assert "kind" in judge(parse(HEAD.encode(), "p"), machine).refused
-    assert "image" in judge(parse((HEAD + "[sev-snp]\n").encode(), "p"), machine).refused
-    free = parse(GENOA.replace('pinned = ["MACHINE"]', "").replace("LAUNCH", machine.image["launch"]).encode(), "p")
+    assert "kind" in judge(parse(HEAD.encode(), "p", Policy), machine).refused
+    assert "image" in judge(parse((HEAD + "[sev-snp]\n").encode(), "p", Policy), machine).refused
+    free = parse(
+        GENOA.replace('pinned = ["MACHINE"]', "").replace("LAUNCH", machine.image["launch"]).encode(), "p", Policy
+    )
     assert set(judge(free, machine, [], bound_of("Genoa")).refused) == {"first-use"}  # type: ignore[arg-type]
     assert judge(free, machine, [], bound_of("Genoa"), {machine.machine: "2026-01-01"}).holds  # type: ignore[arg-type]
     nameless = replace(machine, machine="")
@@ -119,12 +121,12 @@ def test_no_image_no_machine_and_no_section_allow_nothing() -> None:
 def test_intels_words_and_advisories_are_refused_unless_they_are_listed() -> None:
     machine = machine_of("SGX")
     text = HEAD + f'[sgx]\nimage = [{{mrenclave = "{machine.image["mrenclave"]}", name = "x", origin = "y"}}]\n'
-    found = judge(parse(text.encode(), "p"), machine, pinned={machine.machine: "now"})
+    found = judge(parse(text.encode(), "p", Policy), machine, pinned={machine.machine: "now"})
     status = "ConfigurationAndSWHardeningNeeded"
     assert set(found.refused) == {"status", f"status {status}", "INTEL-SA-00289", "INTEL-SA-00615"}
     text = text.replace("[sgx]\n", f'[sgx]\nstatus = ["UpToDate", "{status}"]\n')
     text += '[accept]\nINTEL-SA-00289 = "mitigated"\nINTEL-SA-00615 = "mitigated"\n'
-    assert judge(parse(text.encode(), "p"), machine, pinned={machine.machine: "now"}).holds
+    assert judge(parse(text.encode(), "p", Policy), machine, pinned={machine.machine: "now"}).holds
 
 
 WEAK = {
@@ -139,9 +141,9 @@ def test_every_weakness_is_refused_by_its_name_and_accepted_with_a_reason(name: 
     if name not in WEAK:
         machine = replace(machine, claims=(weak("it", "it is weak", name),))
     head = HEAD + ("[sev-snp]\n" if name == "debug" else "")
-    bare = parse(head.encode(), "p")
+    bare = parse(head.encode(), "p", Policy)
     assert name in judge(bare, machine).refused
-    accepting = parse((head + f'[accept]\n{name} = "because"\n').encode(), "p")
+    accepting = parse((head + f'[accept]\n{name} = "because"\n').encode(), "p", Policy)
     found = judge(accepting, machine)
     assert name not in found.refused and (name == "first-use" or found.accepted[name] == "because")
 
@@ -150,8 +152,8 @@ def test_debug_of_tdx_and_sgx_cannot_be_accepted_and_a_policy_that_says_so_is_re
     accept = '[accept]\ndebug = "because"\n'
     for section in ("[tdx]\n", "[sgx]\n", ""):
         with pytest.raises(UsageError, match=r"accept\.debug holds for SEV-SNP alone"):
-            parse((HEAD + section + accept).encode(), "p")
-    both = parse((HEAD + "[tdx]\n[sev-snp]\n" + accept).encode(), "p")
+            parse((HEAD + section + accept).encode(), "p", Policy)
+    both = parse((HEAD + "[tdx]\n[sev-snp]\n" + accept).encode(), "p", Policy)
     assert "debug" in both.accept
     with pytest.raises(AttestationError) as refused:  # whatever the policy says
         verify(SAMPLES["TDX, debug"].evidence, SAMPLES["TDX, debug"].time)
@@ -188,13 +190,13 @@ def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
 )  # fmt: skip
 def test_a_policy_with_a_fault_is_refused_with_the_name_of_the_entry(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse(text.encode("latin-1"), "p.toml")
+        parse(text.encode("latin-1"), "p.toml", Policy)
     assert "p.toml" in refused.value.message
 
 
 def test_a_policy_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="missing"):
-        policies.read(tmp_path / "missing.toml")
+        policies.read(tmp_path / "missing.toml", Policy)
 
 
 def test_machines_are_pinned_once_and_a_damaged_lock_file_is_refused(tmp_path: Path) -> None:
@@ -209,8 +211,11 @@ def test_machines_are_pinned_once_and_a_damaged_lock_file_is_refused(tmp_path: P
 
 def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
     machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven("x", "y"),))
-    assert "kind" in judge(parse(GENOA.replace("LAUNCH", "00").replace("MACHINE", "00").encode(), "p"), machine).refused
-    found = judge(parse((HEAD + 'kinds = ["software"]\n').encode(), "p"), machine)
+    assert (
+        "kind"
+        in judge(parse(GENOA.replace("LAUNCH", "00").replace("MACHINE", "00").encode(), "p", Policy), machine).refused
+    )
+    found = judge(parse((HEAD + 'kinds = ["software"]\n').encode(), "p", Policy), machine)
     assert found.holds and not found.attested and found.lines()[0].startswith("NOT ATTESTED")
     assert found.to_json()["attested"] is False
     words = "\n".join(found.lines())

@@ -36,7 +36,7 @@ from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.scene import Scene
-from milkglass.cli.audit import line, report_text
+from milkglass.cli.audit import report_text, result_line
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
 from milkglass.client.key.generate import new_key, scheme_for
@@ -204,7 +204,7 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
     assert planned(it, attacks) == len(result.cells)
     bags = next(cell for cell in result.cells if cell.attack == "mlc")
     assert "bag f1" in bags.measures
-    assert line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
+    assert result_line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
     write(result, tmp_path / "out")
     alone = audit(
         replace(it, adversaries=it.adversaries[:1]),
@@ -259,7 +259,7 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
         assert [(c.state, c.cut) for c in result.cells] == [("done", True), ("failed", False)]
         assert "at least" in result.verdict and result.unfinished == ("Nearest neighbour",)
     assert len(Slow.runs) == 2
-    assert "(" not in line(result.cells[0]).split(": ", 1)[1]
+    assert "(" not in result_line(result.cells[0]).split(": ", 1)[1]
     raw = result.to_json()["cells"][0]
     parts = [*raw["measures"].values(), *raw["by_class"].values()]
     assert parts and all(one["low"] is None and one["high"] is None for one in parts), "no interval of a cut figure"

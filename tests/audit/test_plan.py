@@ -18,7 +18,7 @@ from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
-from milkglass.cli.audit import announced
+from milkglass.cli.audit import plan_text
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget, OutOfTime, ended_with
 from tests.audit.test_audit import Setting, scene, setting
@@ -74,7 +74,7 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     plan = estimated(it, attacks, budget=400)
     assert (plan.attacks, plan.late) == (2, ()) and math.isnan(plan.enough)
     assert ClusterSolve.title in estimated(it, attacks, budget=160).late, "60 % of it is too little for the chain"
-    line = announced(estimated(it, attacks, budget=200), "4m")
+    line = plan_text(estimated(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 
 

@@ -152,16 +152,20 @@ def test_pairs_without_labels_can_be_asked_about(tmp_path: Path) -> None:
 def test_columns_of_pairs_are_known_by_their_names(header: str, taken: tuple[str, str | None], tmp_path: Path) -> None:
     path = tmp_path / "mine.tsv"
     path.write_text(f"{header}\n1\ta\tb\tc\n", "utf-8")
-    found = DataFile(path).taken()
+    found = DataFile(path).columns_by_role()
     assert (found["text"], found["text_pair"]) == taken
 
 
 def test_a_column_that_is_named_is_the_only_text(tmp_path: Path) -> None:
     path = tmp_path / "qnli.tsv"
     path.write_text("index\tquestion\tsentence\tlabel\n1\ta\tb\tc\n", "utf-8")
-    assert DataFile(path, text="sentence").taken() == {"text": "sentence", "label": "label", "text_pair": None}
+    assert DataFile(path, text="sentence").columns_by_role() == {
+        "text": "sentence",
+        "label": "label",
+        "text_pair": None,
+    }
     assert DataFile(path, text="sentence").columns_read().endswith("; not read: index, question")
-    assert DataFile(path, label="question").taken()["text"] == "sentence"
+    assert DataFile(path, label="question").columns_by_role()["text"] == "sentence"
 
 
 def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) -> None:

@@ -118,14 +118,14 @@ def test_its_passphrase_is_its_own(owner: Owner, tmp_path: Path) -> None:
 
 
 def test_audits_of_the_key_warn_the_worker(owner: Owner, tmp_path: Path) -> None:
-    usage.audited(owner.path, {"similar text": {"10 %": 5}}, 100)
+    usage.record_audit(owner.path, {"similar text": {"10 %": 5}}, 100)
     (tmp_path / "pw").write_text(WORKER)
     (tmp_path / "pw").chmod(0o600)
     out = tmp_path / "w.mgkey"
     call("key", "for-codec", owner.path, "--out", out, "--new-passphrase-file", tmp_path / "pw")
     found = call("encode", TEXT, "--key", out, passphrase=WORKER)
     assert "more than 5 tokens are encoded under this key" in found.stderr
-    usage.place(owner.path).unlink()
+    usage.counts_file(owner.path).unlink()
 
 
 @pytest.mark.parametrize("scheme", [ObfusLM(4, beta=0.9, aliases=2), ObfusLM(4, beta=0.9, rows="shared")])

@@ -87,8 +87,8 @@ def test_each_key_counts_and_tells_those_above_it(tmp_path: Path) -> None:
     root, child, grandchild = (tmp_path / name for name in ("root.key", "march.key", "week.key"))
     for path in (root, child, grandchild):
         path.write_bytes(b"")
-    usage.derived(child, root)
-    usage.derived(grandchild, child)
+    usage.record_parent(child, root)
+    usage.record_parent(grandchild, child)
     usage.add(root, 1, 100)
     usage.add(child, 2, 30)
     usage.add(grandchild, 1, 7)

@@ -13,7 +13,7 @@ from milkglass.client.key.passphrases import (
     REQUIRED_GUESSES,
     WORD_COUNT,
     duration,
-    generated,
+    generate_passphrase,
     guesses,
     require_strong,
     weakness,
@@ -84,7 +84,7 @@ def test_the_estimate_is_of_the_passphrase_however_it_was_typed() -> None:
 
 
 def test_a_generated_passphrase_is_ten_random_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [generated() for _ in range(50)]
+    made = [generate_passphrase() for _ in range(50)]
     assert len({*made}) == 50 and {len(one.split("-")) for one in made} == {WORD_COUNT}
     assert (
         len({word for one in made for word in one.split("-")}) > 300
@@ -98,5 +98,5 @@ def test_a_generated_passphrase_is_ten_random_words(monkeypatch: pytest.MonkeyPa
         return words[0]
 
     monkeypatch.setattr("secrets.choice", choice)
-    passphrases.generated()
+    passphrases.generate_passphrase()
     assert drawn == [2048] * WORD_COUNT and WORD_COUNT * math.log2(2048) == 110  # each by the system's randomness

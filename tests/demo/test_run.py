@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.demo import run
-from milkglass.demo.page import DemoResult, Half, render
+from milkglass.demo.page import DemoResult, ModelRun, render
 from milkglass.demo.run import MARK, read_rows, run_demo
 from milkglass.errors import UsageError
 from milkglass.system import cores
@@ -100,7 +100,7 @@ def result() -> DemoResult:
     """A run whose texts are hostile."""
     piece = {"text": HOSTILE, "right": True, "original": HOSTILE, "joined": False}
     audit = {"verdict": HOSTILE, "examples": [{"original": HOSTILE, "pieces": [piece], "sent": [*range(200)]}]}
-    half = Half("sorting", HOSTILE, ("--key", Path("k")), "ft-1", audit, {"original model": 9_000_000}, 12.0)
+    run = ModelRun("sorting", HOSTILE, ("--key", Path("k")), "ft-1", audit, {"original model": 9_000_000}, 12.0)
     asked = [{"text": HOSTILE, "truth": "a", "label": "a", "answer": HOSTILE}] * 2
     interval = {"value": 0.5, "low": 0.4, "high": 0.6, "units": 2}
     ways = [
@@ -108,7 +108,7 @@ def result() -> DemoResult:
         {"title": "sent", "state": "done", "quality": interval, "reading": {"content": interval, "cut": True}},
         {"title": "unfinished way", "state": "not run", "quality": None, "reading": None},
     ]
-    return DemoResult("0.1", 100.0, {"ways": ways, "verdict": [HOSTILE]}, half, asked, half, asked)
+    return DemoResult("0.1", 100.0, {"ways": ways, "verdict": [HOSTILE]}, run, asked, run, asked)
 
 
 def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     done = run_demo(out, quick=True)
     assert len(done.classified) == 120 and len(done.generated) == 2
     assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
-    for half in (done.sorting, done.writing):
-        assert (out / "client" / f"{half.name}-audit" / "audit.html").is_file()
+    for model_run in (done.sorting, done.writing):
+        assert (out / "client" / f"{model_run.name}-audit" / "audit.html").is_file()
         assert (out / "client" / "comparison" / "compare.html").is_file()
-        assert half.audit["examples"] and all(one["sent"] for one in half.audit["examples"])
+        assert model_run.audit["examples"] and all(one["sent"] for one in model_run.audit["examples"])
     nothing_private_on(out)
 
 

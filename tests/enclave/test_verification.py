@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from milkglass.attest import chains, intel
 from milkglass.attest.claims import Verdict
-from milkglass.attest.policy import EnclavePolicy, read_enclave
+from milkglass.attest.policy import EnclavePolicy, read
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
 from tests.attest import intel_forger as forger
@@ -217,7 +217,7 @@ def test_the_root_is_the_key_of_the_certificate_that_intel_publishes() -> None:
 
     chain = chains.certificates(intel.parsed(samples.SGX.raw).cert_chain_pem_bytes(), "it")
     assert chain[-1].fingerprint(SHA256()).hex() == ROOT_FINGERPRINT
-    assert chains.spki_digest(chain[-1]) == intel.ROOT
+    assert chains.spki_of(chain[-1]).hex() == intel.ROOT
 
 
 def test_a_recorded_quote_ends_at_intels_root_and_its_microcode_needs_a_policy() -> None:
@@ -240,13 +240,13 @@ def test_a_policy_of_enclaves_has_sgx_alone_and_no_server(tmp_path: Path) -> Non
         f'version = 1\n[sgx]\nimage = [{{mrenclave = "{MEASUREMENT.hex()}", name = "a", origin = "signed here"}}]\n'
         '[accept]\nfirst-use = "any client"\nsmt = "most have it"\n'
     )
-    found = replace(verifier(), policy=read_enclave(path))
+    found = replace(verifier(), policy=read(path, EnclavePolicy))
     assert set(check(Quote(machine=WHO.platform(SMT)), who=found).accepted) == {"first-use", "smt"}
     for bad in ('server = "https://x"', "[sev-snp]", "[tdx]", '[accept]\nsmtt = "x"', '[accept]\ndebug = "x"',
                 'kinds = ["software"]'):  # fmt: skip
         path.write_text(f"version = 1\n{bad}\n")
         with pytest.raises(UsageError, match=r"p\.toml"):
-            read_enclave(path)
+            read(path, EnclavePolicy)
 
 
 def test_the_policy_of_a_folder_is_its_hosts(tmp_path: Path) -> None:

@@ -242,11 +242,11 @@ def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model:
         check = spelling.SpellingCheck(model.codec, last)
         check.push([*model.own("Well,"), *model.spelled(" diagnosis")])
         check.flush()
-    assert last.counted(check.found)[0] == 1
+    assert last.counted(check.spelled)[0] == 1
     for number in range(200):
         check = spelling.SpellingCheck(model.codec, last)
-        check.found.tokens, check.found.runs = 100, {(number,)}
-    assert last.counted(check.found) == (41, 4100, 1)
+        check.spelled.tokens, check.spelled.runs = 100, {(number,)}
+    assert last.counted(check.spelled) == (41, 4100, 1)
 
 
 def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:

@@ -100,11 +100,19 @@ def test_lines_of_text_have_no_columns_to_name(tmp_path: Path) -> None:
 def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
     pairs = [{"id": "7", "sentence1": "a", "sentence2": "b", "label": "x"}]
     path = write(tmp_path, suffix, pairs)
-    assert DataFile(path).taken() == {"text": "sentence1", "label": "label", "text_pair": "sentence2"}
-    assert DataFile(path, label="id").taken() == {"text": "sentence1", "label": "id", "text_pair": "sentence2"}
-    assert DataFile(path, text="sentence2").taken() == {"text": "sentence2", "label": "label", "text_pair": None}
+    assert DataFile(path).columns_by_role() == {"text": "sentence1", "label": "label", "text_pair": "sentence2"}
+    assert DataFile(path, label="id").columns_by_role() == {
+        "text": "sentence1",
+        "label": "id",
+        "text_pair": "sentence2",
+    }
+    assert DataFile(path, text="sentence2").columns_by_role() == {
+        "text": "sentence2",
+        "label": "label",
+        "text_pair": None,
+    }
     with pytest.raises(CodecError, match="no text|no column text") as caught:
-        DataFile(write(tmp_path, suffix, ROWS)).taken()
+        DataFile(write(tmp_path, suffix, ROWS)).columns_by_role()
     assert ": id, body, asks, kind; --text-column " in caught.value.hint
     assert "DataFile(path, text=NAME)" in caught.value.hint
 

@@ -100,14 +100,14 @@ def test_lines_of_text_keep_their_ends(tmp_path: Path) -> None:
 def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"text": "zanzibar", "note": "zanzibar"}) + "\n")
-    run(source, tmp_path / "a.jsonl", also=["note"])
+    run(source, tmp_path / "a.jsonl", extra=["note"])
     assert SECRET not in (tmp_path / "a.jsonl").read_text()
-    report = run(source, tmp_path / "b.jsonl", also=["note"], keep=["text"])
+    report = run(source, tmp_path / "b.jsonl", extra=["note"], kept=["text"])
     assert json.loads((tmp_path / "b.jsonl").read_text())["text"] == SECRET
     assert report["fields_left_as_they_are"] == ["text"]
     (tmp_path / "in.csv").write_text("text\nx\n")
     with pytest.raises(CodecError, match=r"in\.csv .*note"):
-        run(tmp_path / "in.csv", tmp_path / "c.csv", also=["note"])
+        run(tmp_path / "in.csv", tmp_path / "c.csv", extra=["note"])
 
 
 # --- workers and seeds ------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     assert out.read_bytes().startswith(b"\xef\xbb\xbfid")  # by which Excel knows UTF-8
     assert out.read_text("utf-8-sig") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
     with pytest.raises(CodecError, match="column sentence") as caught:
-        shape_of(source, keep=frozenset({"text"}))
+        shape_of(source, kept=frozenset({"text"}))
     assert ": id, text" in caught.value.hint
     listed = tmp_path / "in.json"
     listed.write_text(

@@ -12,7 +12,6 @@ Why not inside the handshake: evidence there can be relayed (CVE-2026-33697). Wh
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import ssl
 import time
@@ -25,9 +24,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from milkglass.attest import evidence
+from milkglass.attest.chains import spki_of
 from milkglass.attest.claims import Verdict
 from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
@@ -52,12 +51,6 @@ class NoLease(ssl.SSLError):
     def __init__(self, spki: bytes) -> None:
         super().__init__("the key has no lease")
         self.spki = spki
-
-
-def spki_of(certificate: bytes) -> bytes:
-    """Returns SHA-256 of the public key of a certificate in DER."""
-    key = x509.load_der_x509_certificate(certificate).public_key()
-    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 @dataclass
@@ -107,7 +100,7 @@ def admitting(is_allowed: Callable[[bytes], bool], authority: Path | None) -> ss
         def do_handshake(self) -> None:
             super().do_handshake()
             certificate = self.getpeercert(binary_form=True)
-            self._spki = spki_of(certificate) if certificate else b""
+            self._spki = spki_of(x509.load_der_x509_certificate(certificate)) if certificate else b""
             self._require()
 
         def write(self, data: Any) -> int:
@@ -139,7 +132,7 @@ class AttestedChannel:
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
-        self._asking = asyncio.Lock()
+        self._admission = asyncio.Lock()
         self._timeout = timeout or httpx2.Timeout(None, connect=10.0)
         self._client = self.connected()
 
@@ -184,25 +177,19 @@ class AttestedChannel:
         Args:
             spki: the key without a lease. Behind one address another server may answer; then this one is met again.
         """
-        async with self._asking:
+        async with self._admission:
             if self.leases.live(spki):
                 return
             nonce = secrets.token_bytes(NONCE)
-            peer, document = await self._evidence(nonce)
+            peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
             verdict = self._verify(document, peer, nonce)
             self.verdicts(verdict)
             if not verdict.holds:
-                name, words = next(iter(verdict.refused.items()))
-                raise AttestationError(name, f"nothing was sent: {words}", "see `milkglass attest URL --policy POLICY`")
+                name, reason = next(iter(verdict.refused.items()))
+                raise AttestationError(
+                    name, f"nothing was sent: {reason}", "see `milkglass attest URL --policy POLICY`"
+                )
             self.leases.grant(peer)
-
-    async def _evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """Returns the key that answered to a nonce, and what it answered."""
-        try:
-            spki, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
-        except (httpx2.TransportError, ssl.SSLError) as error:
-            raise unreachable(self.policy.server, error) from error
-        return spki, document
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -218,25 +205,28 @@ async def evidence_from(
 
     Raises:
         AttestationError: it gives none, or too much.
+        Unreachable: there is no answer.
     """
-    keys = list[bytes]()
+    keys, body = list[bytes](), bytearray()
 
-    def noted(spki: bytes) -> bool:
+    def is_first_key(spki: bytes) -> bool:
         keys.append(spki)
         return spki == keys[0]
 
-    context = admitting(noted, authority)
-    async with (
-        httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
-        client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
-    ):
-        if answer.status_code != 200:
-            raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
-        body = bytearray()
-        async for part in answer.aiter_raw():
-            body += part
-            if len(body) > MAX_DOCUMENT:
-                raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
+    context = admitting(is_first_key, authority)
+    try:
+        async with (
+            httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
+            client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
+        ):
+            if answer.status_code != 200:
+                raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
+            async for chunk in answer.aiter_raw():
+                body += chunk
+                if len(body) > MAX_DOCUMENT:
+                    raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
+    except (httpx2.TransportError, ssl.SSLError) as error:
+        raise unreachable(server, error) from error
     return keys[0], bytes(body)
 
 
@@ -252,9 +242,9 @@ def verifier(
     """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        time, host = now(), urlsplit(policy.server).hostname or ""
-        hardware = with_collateral(PROVIDERS[policy.evidence].read(document, spki, nonce, host, time), collateral or {})
-        machine, gpus, bound = evidence.verify(hardware, time, spki, nonce)
+        moment, host = now(), urlsplit(policy.server).hostname or ""
+        received = PROVIDERS[policy.evidence].read(document, spki, nonce, host, moment)
+        machine, gpus, bound = evidence.verify(with_collateral(received, collateral or {}), moment, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 
     return verify
@@ -270,8 +260,8 @@ def unreachable(server: str, error: BaseException) -> Unreachable:
     return Unreachable(f"{server} cannot be reached ({type(error).__name__})", "is the server running?")
 
 
-def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:
-    """Returns the error of a kind inside the errors of the libraries that carried it."""
-    while error is not None and not isinstance(error, kind):
+def _cause(error: BaseException | None, error_type: type[_Error]) -> _Error | None:
+    """Returns the error of a type inside the errors of the libraries that carried it."""
+    while error is not None and not isinstance(error, error_type):
         error = error.__cause__ or error.__context__
     return error

@@ -135,7 +135,7 @@ class Verdict:
         width = max(len(claim.source) for claim in self.claims) if self.claims else 0
         lines = [f"  {claim.source:{width}}  {'WEAK: ' * bool(claim.weakness)}{claim.text}" for claim in self.claims]
         lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted.items()]
-        lines += [f"  {REFUSED}: {words}" for words in self.refused.values()]
+        lines += [f"  {REFUSED}: {reason}" for reason in self.refused.values()]
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
         if self.accepted:
             holds += f", and accepts what is weak: {', '.join(self.accepted)}"

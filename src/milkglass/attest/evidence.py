@@ -182,12 +182,8 @@ def _binding(
             proven("binding", f"{key_name} belongs to the measured software"),
             proven("fresh", "it answered our nonce"),
         ]
-    stale = weak(
-        "fresh",
-        "no nonce of ours: the evidence may be as old as the machine's boot, and be shown again by others",
-        "not-fresh",
-        "not checked",
-    )
+    text = "no nonce of ours: the evidence may be as old as the machine's boot, and be shown again by others"
+    stale = weak("fresh", text, "not-fresh", "not checked")
     if evidence.form == "tinfoil":
         if len(spki) != 32 or not hmac.compare_digest(machine.report_data[:32], spki):
             raise AttestationError("binding", f"the hardware did not sign {key_name}")
@@ -199,8 +195,8 @@ def _binding(
             raise AttestationError("binding", f"the hardware did not sign a keyset with {key_name} and this nonce")
         return [proven("binding", f"{key_name} is in the keyset of the measured software"),
                 proven("fresh", "it answered our nonce")]  # fmt: skip
-    words = "nothing binds the evidence to a connection: another machine could show it"
-    return [weak("binding", words, "unbound", "not checked", bad=True), stale]
+    text = "nothing binds the evidence to a connection: another machine could show it"
+    return [weak("binding", text, "unbound", "not checked", bad=True), stale]
 
 
 def _software(raw: bytes) -> VerifiedMachine:

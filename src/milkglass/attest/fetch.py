@@ -69,7 +69,7 @@ def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
 def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
     """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file."""
     measurements = Measurements.parse(raw)
-    parts = [measurements.text(kind) for kind in (PROJECT, PROJECT_SKU, CHIP_SKU)]
+    parts = [measurements.text(field_type) for field_type in (PROJECT, PROJECT_SKU, CHIP_SKU)]
     vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
     return {
         "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{measurements.text(DRIVER)}",
@@ -81,9 +81,8 @@ def status_requests(pem: bytes) -> Iterator[bytes]:
     """Yields a request of OCSP for each certificate of a GPU's chain below the root."""
     chain = certificates(pem, "a GPU's chain")
     for certificate, issuer in zip(chain, chain[1:], strict=False):
-        yield (
-            ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build().public_bytes(Encoding.DER)
-        )
+        request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build()
+        yield request.public_bytes(Encoding.DER)
 
 
 async def fetch(evidence: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:
@@ -104,35 +103,34 @@ async def fetch(evidence: HardwareEvidence, product: str | None, services: Servi
             if generation is None:
                 raise AttestationError("product", "the report does not name the processor", "give --product")
             for name, path in amd_paths(report, generation).items():
-                files[name] = await _got(client, services.amd + path)
+                files[name] = await _download(client, services.amd + path)
         elif evidence.kind in ("tdx", "sgx"):
-            files["intel.json"] = await _intel(evidence.raw)
+            files["intel.json"] = await _intel_collateral(evidence.raw)
         for number, (raw, pem, architecture) in enumerate(evidence.gpus):
             for file, name in manifest_names(raw, architecture).items():
-                answer = await _got(client, f"{services.nvidia_rim}/v1/rim/{name}")
+                answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 files[f"{file}-{number}.xml"] = base64.b64decode(json.loads(answer)["rim"])
             for index, request in enumerate(status_requests(pem)):
-                files[f"gpu-{number}-{index}.der"] = await _got(client, services.nvidia_ocsp, request)
+                files[f"gpu-{number}-{index}.der"] = await _download(client, services.nvidia_ocsp, request)
     return files
 
 
-async def _got(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:
+async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:
     headers = {"Content-Type": "application/ocsp-request"} if body is not None else {}
     try:
         answer = await client.request("GET" if body is None else "POST", url, content=body, headers=headers)
     except httpx2.TransportError as error:
         raise Unreachable(f"{url.split('?')[0]} cannot be reached ({type(error).__name__})", "try again") from error
     if answer.status_code != 200:
-        hint = (
-            "AMD limits requests: wait a minute" if answer.status_code == 429 else "is the evidence of real hardware?"
-        )
+        is_limited = answer.status_code == 429
+        hint = "AMD limits requests: wait a minute" if is_limited else "is the evidence of real hardware?"
         raise AttestationError("collateral", f"{url.split('?')[0]} answers {answer.status_code}", hint)
     if len(answer.content) > MAX_FILE:
         raise AttestationError("size", f"{url.split('?')[0]} answers {len(answer.content):,} bytes")
     return answer.content
 
 
-async def _intel(quote: bytes) -> bytes:
+async def _intel_collateral(quote: bytes) -> bytes:
     import dcap_qvl
 
     try:

@@ -7,7 +7,6 @@ themselves.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -17,7 +16,6 @@ from typing import Any
 
 import httpx2
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,7 +23,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest import passthrough, sealing
-from milkglass.attest.channel import RELEASE_PATH, spki_of
+from milkglass.attest.chains import spki_of
+from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import (
@@ -48,8 +47,7 @@ MAX_CONNECTIONS = 1024  # to the engine at a time
 
 def key_of(certificate: Path) -> bytes:
     """Returns SHA-256 of the public key in a PEM file, whose first certificate is the server's."""
-    chain = x509.load_pem_x509_certificates(certificate.read_bytes())
-    return spki_of(chain[0].public_bytes(Encoding.DER))
+    return spki_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
 
 
 class Front:
@@ -120,20 +118,12 @@ class Front:
         headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
         if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
             parts = passthrough.slots(answer.aiter_raw())
-            return StreamingResponse(_closing(parts, answer), answer.status_code, headers)
+            return StreamingResponse(passthrough.closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
             content = await answer.aread()
             await answer.aclose()
             return Response(passthrough.padded(content), answer.status_code, headers)
-        return StreamingResponse(_closing(answer.aiter_raw(), answer), answer.status_code, headers)
-
-
-async def _closing(parts: AsyncIterator[bytes], answer: Any) -> AsyncIterator[bytes]:
-    try:
-        async for part in parts:
-            yield part
-    finally:
-        await asyncio.shield(answer.aclose())
+        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, headers)
 
 
 def _nonce(text: str) -> bytes:
@@ -142,6 +132,7 @@ def _nonce(text: str) -> bytes:
     except ValueError:
         nonce = b""
     if len(nonce) != NONCE:
-        words = f"the nonce has {len(nonce)} bytes, {NONCE} are required"
-        raise UsageError(words, f"add ?nonce= and {2 * NONCE} hex digits")
+        raise UsageError(
+            f"the nonce has {len(nonce)} bytes, {NONCE} are required", f"add ?nonce= and {2 * NONCE} hex digits"
+        )
     return nonce

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, spki_digest
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, spki_of
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 from milkglass.extras import missing
@@ -50,8 +50,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     tdx = quote.is_tdx()
     flags = int.from_bytes(quote.report.td_attributes if tdx else quote.report.attributes[:8], "little")
     if flags & (TD_DEBUG if tdx else DEBUG):
-        words = "the host may debug this guest, and read its memory, which no policy accepts of TDX or SGX"
-        raise AttestationError("debug", words, "run it without debug")
+        fault = "the host may debug this guest, and read its memory, which no policy accepts of TDX or SGX"
+        raise AttestationError("debug", fault, "run it without debug")
     if "intel" not in collateral:
         raise AttestationError(
             "collateral", "Intel's collateral is missing", "`milkglass attest fetch` gets it from Intel"
@@ -65,11 +65,10 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
         verifier = dcap_qvl.QuoteVerifier() if root is None else dcap_qvl.QuoteVerifier(root)
         claims = json.loads(verifier.verify_with_policy(raw, answers, seconds, policy).to_json())
     except ValueError as error:
-        words = str(error)
-        if "certificate chain" in words:  # the library does not say what is wrong with it
+        if "certificate chain" in str(error):  # the library does not say what is wrong with it
             _require_platform(quote, collateral["intel"], now, root)
-        expired = "expired" in words.lower()
-        raise AttestationError("expired" if expired else "quote", f"the quote does not verify: {words}") from None
+        reason = "expired" if "expired" in str(error).lower() else "quote"
+        raise AttestationError(reason, f"the quote does not verify: {error}") from None
     return _machine(claims)
 
 
@@ -90,7 +89,7 @@ def parsed(raw: bytes) -> Any:
 def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | None) -> None:
     """Raises AttestationError, by name, for a platform whose certificates are revoked, expired or another root's."""
     chain = certificates(quote.cert_chain_pem_bytes() or b"", "the platform's chain")
-    end = ROOT if root is None else spki_digest(certificates(root, "the root")[0])
+    end = ROOT if root is None else spki_of(certificates(root, "the root")[0]).hex()
     require_chain(chain, end, now, "the platform")
     lists = [bytes.fromhex(json.loads(answers)[name]) for name in ("pck_crl", "root_ca_crl")]
     require_not_revoked(chain, lists, now, "the platform")
@@ -106,14 +105,14 @@ def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
     if status == UP_TO_DATE:
         lines.append(Claim("tcb", "affirming", "vendor states", f"its firmware and microcode are up to date ({date})"))
     else:
-        words = f"Intel calls its firmware and microcode {status} ({date})"
-        lines.append(weak("tcb", words, f"status {status}", "vendor states"))
+        text = f"Intel calls its firmware and microcode {status} ({date})"
+        lines.append(weak("tcb", text, f"status {status}", "vendor states"))
     lines += [
         weak("advisory", f"{advisory} applies", advisory, "vendor states") for advisory in claims["tcb"]["advisory_ids"]
     ]
-    for name, (weakness, words) in PLATFORM.items():
+    for name, (weakness, text) in PLATFORM.items():
         if platform["pck"][name] == "True":
-            lines.append(weak(weakness, words, weakness, "vendor states"))
+            lines.append(weak(weakness, text, weakness, "vendor states"))
     if tdx:
         flags = int.from_bytes(bytes.fromhex(report["td_attributes"]), "little")
         if flags & TD_MIGRATABLE or int(report.get("mr_service_td") or "0", 16):
@@ -123,8 +122,8 @@ def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
     else:
         flags = int.from_bytes(bytes.fromhex(report["attributes"])[:8], "little")
         if flags & ~MODE64 != INITIALISED or report["misc_select"]:
-            words = f"the enclave has the attributes {flags:#x}, misc {report['misc_select']:#x}"
-            lines.append(weak("attributes", words, "attributes", bad=True))
+            text = f"the enclave has the attributes {flags:#x}, misc {report['misc_select']:#x}"
+            lines.append(weak("attributes", text, "attributes", bad=True))
         lines.append(proven("debug", "the host cannot debug the enclave"))
         image = {"mrenclave": report["mr_enclave"], "mrsigner": report["mr_signer"]}
     machine = bytes(platform["pck"]["ppid"]).hex()

@@ -25,7 +25,7 @@ from typing import Any, Self
 from cryptography import x509
 
 from milkglass.attest import rim
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_digest
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_of
 from milkglass.attest.claims import Claim, VerifiedGpu, proven, weak
 from milkglass.errors import AttestationError
 
@@ -38,7 +38,6 @@ DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmw
 ARCHITECTURES = ("HOPPER", "BLACKWELL")
 MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
 LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
-NO_VALUE = b"\x00"
 
 
 @dataclass(frozen=True)
@@ -68,23 +67,22 @@ class Measurements:
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
             count, length = answer[4], int.from_bytes(answer[5:8], "little")
-            at = 8 + length + NONCE_BYTES
-            (size,) = struct.unpack_from("<H", answer, at)
+            start = 8 + length + NONCE_BYTES + 2  # of the opaque data
+            (size,) = struct.unpack_from("<H", answer, start - 2)
             blocks = _blocks(answer[8 : 8 + length])
-            opaque = _fields(answer[at + 2 : at + 2 + size])
+            opaque = _fields(answer[start : start + size])
         except (struct.error, IndexError):
             raise AttestationError("evidence", "a GPU's evidence is cut off") from None
-        if len(answer) != at + 2 + size + SIGNATURE_BYTES:
-            excess = len(answer) - (at + 2 + size + SIGNATURE_BYTES)
+        if excess := len(answer) - (start + size + SIGNATURE_BYTES):
             raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
         if len(blocks) != count:
             raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
         return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque)
 
-    def text(self, kind: int) -> str:
+    def text(self, field_type: int) -> str:
         """Returns a field of printable ASCII, or "" if there is none."""
-        words = self.opaque.get(kind, b"").rstrip(NO_VALUE).decode("ascii", "replace")
-        return words if words.isprintable() else ""
+        text = self.opaque.get(field_type, b"").rstrip(b"\x00").decode("ascii", "replace")
+        return text if text.isprintable() else ""
 
     @property
     def vbios(self) -> str:
@@ -99,12 +97,11 @@ class Measurements:
 def _blocks(raw: bytes) -> dict[int, bytes]:
     blocks, at = dict[int, bytes](), 0
     while at < len(raw):
-        index, kind, size = struct.unpack_from("<BBH", raw, at)
-        _, length = struct.unpack_from("<BH", raw, at + 4)
-        value = raw[at + 7 : at + 7 + length]
-        if kind != 1 or size != length + 3 or len(value) != length or index in blocks:
+        index, specification, size, _, length = struct.unpack_from("<BBHBH", raw, at)
+        measurement = raw[at + 7 : at + 7 + length]
+        if specification != 1 or size != length + 3 or len(measurement) != length or index in blocks:
             raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
-        blocks[index] = value
+        blocks[index] = measurement
         at += 4 + size
     return blocks
 
@@ -112,26 +109,26 @@ def _blocks(raw: bytes) -> dict[int, bytes]:
 def _fields(raw: bytes) -> dict[int, bytes]:
     fields, at = dict[int, bytes](), 0
     while at < len(raw):
-        kind, size = struct.unpack_from("<HH", raw, at)
-        value = raw[at + 4 : at + 4 + size]
-        if len(value) != size or kind in fields:
-            raise AttestationError("evidence", f"field {kind} of a GPU's evidence is malformed")
-        fields[kind] = value
+        field_type, size = struct.unpack_from("<HH", raw, at)
+        content = raw[at + 4 : at + 4 + size]
+        if len(content) != size or field_type in fields:
+            raise AttestationError("evidence", f"field {field_type} of a GPU's evidence is malformed")
+        fields[field_type] = content
         at += 4 + size
     return fields
 
 
-def decoded(one: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
+def decoded(entry: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
     """Returns evidence, certificates and architecture of an entry as NVIDIA's tools write it. Raises AttestationError.
 
     Args:
-        one: "evidence" and "certificate" in base64, and "arch".
+        entry: "evidence" and "certificate" in base64, and "arch".
     """
     try:
-        raw, pem = (base64.b64decode(str(one[name]), validate=True) for name in ("evidence", "certificate"))
+        raw, pem = (base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate"))
     except (KeyError, binascii.Error) as error:
         raise AttestationError("evidence", f"a GPU's evidence is not as expected ({type(error).__name__})") from None
-    return raw, pem, str(one.get("arch", ""))
+    return raw, pem, str(entry.get("arch", ""))
 
 
 def verify(
@@ -164,7 +161,7 @@ def verify(
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
     current = require_not_revoked(chain, lists, now, "a GPU")
-    device, driver, vbios = spki_digest(leaf), measurements.text(DRIVER), measurements.vbios
+    device, driver, vbios = spki_of(leaf).hex(), measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
         weak(
@@ -206,7 +203,7 @@ def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> Non
 def _reference_claims(measurements: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
     """Compares the measurements with the references of its driver and its VBIOS."""
     versions = {"driver": measurements.text(DRIVER), "VBIOS": measurements.vbios}
-    lines, kinds_seen = list[Claim](), set[str]()
+    lines, compared = list[Claim](), set[str]()
     for raw in references:
         reference = rim.read(raw, now)
         part = next((name for name, version in versions.items() if version and version == reference.version), None)
@@ -220,12 +217,12 @@ def _reference_claims(measurements: Measurements, references: Sequence[bytes], n
                 f"{len(differing)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
                 f"reference (index {differing[0]})",
             )
-        kinds_seen.add(part)
-        words = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
-        lines.append(Claim(f"rim-{part}", "affirming", "vendor states", words))
+        compared.add(part)
+        text = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
+        lines.append(Claim(f"rim-{part}", "affirming", "vendor states", text))
     lines += [
         weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in versions if part not in kinds_seen
+        for part in versions if part not in compared
     ]  # fmt: skip
     return lines
 
@@ -233,8 +230,8 @@ def _reference_claims(measurements: Measurements, references: Sequence[bytes], n
 def _revocation_claim(current: bool) -> Claim:
     if current:
         return Claim("gpu-revocation", "affirming", "vendor states", "NVIDIA's lists do not name the GPU's keys")
-    words = "no current word of NVIDIA on revoked GPUs was given"
-    return weak("gpu-revocation", words, "no-gpu-revocation", "not checked")
+    text = "no current word of NVIDIA on revoked GPUs was given"
+    return weak("gpu-revocation", text, "no-gpu-revocation", "not checked")
 
 
 def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Literal, get_args
 
+import httpx2
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -44,8 +45,8 @@ def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
         try:
             answer = await work(request)
         except MilkglassError as error:
-            words = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-            answer = JSONResponse({"error": words}, 502 if isinstance(error, Unreachable) else error.status)
+            fields = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
+            answer = JSONResponse({"error": fields}, 502 if isinstance(error, Unreachable) else error.status)
         answer.headers.update(headers)
         return answer
 
@@ -71,13 +72,22 @@ def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
     return body + b" " * (-len(body) % size)
 
 
-def quiet_of(value: str | None) -> Quiet | None:
+def quiet_of(header: str | None) -> Quiet | None:
     """Returns how quiet an answer shall be. Raises UsageError for an unknown word."""
-    if value is None:
-        return None
-    if value not in get_args(Quiet):
-        raise UsageError(f"{QUIET_HEADER} is {value!r}", f"one of {', '.join(get_args(Quiet))}")
-    return value  # type: ignore[return-value]
+    if header is not None and header not in get_args(Quiet):
+        raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(Quiet))}")
+    return header  # type: ignore[return-value]
+
+
+async def closing(parts: AsyncIterator[bytes], answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yields the parts of an answer, and closes it at their end or when they are not read on."""
+    try:
+        async for part in parts:
+            yield part
+    except httpx2.TransportError as error:
+        raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
+    finally:
+        await asyncio.shield(answer.aclose())
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

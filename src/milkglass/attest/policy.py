@@ -150,29 +150,17 @@ class Policy(_Part):
 _Form = TypeVar("_Form", Policy, EnclavePolicy)
 
 
-def read(path: Path) -> Policy:
-    """Reads a server's policy. Raises UsageError, which names the entry."""
-    return parse(_content(path), path.name)
-
-
-def read_enclave(path: Path) -> EnclavePolicy:
-    """Reads a policy of enclaves. Raises UsageError, which names the entry."""
-    return _parse(_content(path), path.name, EnclavePolicy)
-
-
-def _content(path: Path) -> bytes:
+def read(path: Path, model: type[_Form]) -> _Form:
+    """Reads a policy. Raises UsageError, which names the entry."""
     try:
-        return path.read_bytes()
+        raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"the policy {path} cannot be read ({type(error).__name__})", "give a file in TOML") from None
+    return parse(raw, path.name, model)
 
 
-def parse(raw: bytes, name: str) -> Policy:
-    """Parses a server's policy. Raises UsageError, which names the entry."""
-    return _parse(raw, name, Policy)
-
-
-def _parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
+def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
+    """Parses a policy. Raises UsageError, which names the entry."""
     if len(raw) > MAX_POLICY:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
     try:
@@ -182,12 +170,12 @@ def _parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
-        value = "" if fault["type"] == "missing" else f" is {str(fault['input'])[:80]!r}"
+        shown = "" if fault["type"] == "missing" else f" is {str(fault['input'])[:80]!r}"
         raise UsageError(
-            f"{name}: {field}{value}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
+            f"{name}: {field}{shown}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
         ) from None
-    if unknown_weaknesses := [one for one in policy.accept if one not in WEAKNESSES and not INTEL_NAMES.fullmatch(one)]:
-        raise UsageError(f"{name}: accept.{unknown_weaknesses[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
+    if unknown := [name for name in policy.accept if name not in WEAKNESSES and not INTEL_NAMES.fullmatch(name)]:
+        raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
         raise UsageError(
             f"{name}: accept.debug holds for SEV-SNP alone, and there is no section sev-snp",
@@ -252,20 +240,21 @@ def judge(
         claims += gpu.claims
     faults |= _gpu_faults(policy.nvidia, gpus)
     reasons = _accepted_weaknesses(policy)
-    weaknesses = [one.weakness for one in claims if one.weakness]
+    accepted = dict[str, str]()
     for claim in claims:
-        if claim.weakness and claim.weakness not in reasons:
+        if claim.weakness in reasons:
+            accepted[claim.weakness] = reasons[claim.weakness]
+        elif claim.weakness:
             faults.setdefault(claim.weakness, f"{claim.text} ({claim.weakness!r} is not accepted)")
-    accepted = {name: reasons[name] for name in dict.fromkeys(weaknesses) if name in reasons}
     return Verdict(tuple(claims), faults, accepted, machine.kind != "software")
 
 
 def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
     """Returns the accepted weaknesses with their reasons, those that sections imply too."""
-    result = dict(policy.accept)
+    reasons = dict(policy.accept)
     for section in (policy.tdx, policy.sgx):
         for status in [] if section is None else section.status:
-            result.setdefault(f"status {status}", "the policy lists this status")
+            reasons.setdefault(f"status {status}", "the policy lists this status")
     if policy.nvidia is not None:
         implied = {
             "ppcie": "ppcie" in policy.nvidia.modes,
@@ -274,8 +263,8 @@ def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
         }
         for name, holds in implied.items():
             if holds:
-                result.setdefault(name, "the policy's section nvidia says so")
-    return result
+                reasons.setdefault(name, "the policy's section nvidia says so")
+    return reasons
 
 
 def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
@@ -294,12 +283,17 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
 def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults: dict[str, str]) -> list[Claim]:
     for image in section.image:
         registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
-        if all(machine.image.get(register) == value for register, value in registers.items()):
-            words = f"it started what the policy measures as {image.name!r} ({', '.join(registers)}; {image.origin})"
-            open_ones = sorted(set(machine.image) & set(type(image).model_fields) - set(registers))
-            unchecked_claims = [unchecked("registers", f"what {', '.join(open_ones)} measure")] if open_ones else []
-            return [proven("measurement", words), *unchecked_claims]
-    shown = ", ".join(f"{register} {value[:16]}..." for register, value in machine.image.items() if int(value, 16))
+        if all(machine.image.get(register) == measurement for register, measurement in registers.items()):
+            names = ", ".join(registers)
+            claims = [
+                proven(
+                    "measurement", f"it started what the policy measures as {image.name!r} ({names}; {image.origin})"
+                )
+            ]
+            if unnamed := sorted(set(machine.image) & set(type(image).model_fields) - set(registers)):
+                claims.append(unchecked("registers", f"what {', '.join(unnamed)} measure"))
+            return claims
+    shown = ", ".join(f"{register} {digest[:16]}..." for register, digest in machine.image.items() if int(digest, 16))
     faults["image"] = f"no image of the policy runs there: {shown}"
     return []
 
@@ -314,21 +308,15 @@ def _machine_claims(
         return []
     if machine.machine in allowed_ids:
         first_seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
-        return [
-            Claim(
-                "pinned",
-                "affirming",
-                "operator states",
-                f"the policy pins this machine{first_seen}; who can touch it is the operator's word",
-            )
-        ]
+        text = f"the policy pins this machine{first_seen}; who can touch it is the operator's word"
+        return [Claim("pinned", "affirming", "operator states", text)]
     if allowed_ids:
-        faults["machine"] = (
-            f"the machine {machine.machine[:16]}... is not one of the {len(allowed_ids)} that are pinned"
-        )
+        shown = machine.machine[:16]
+        faults["machine"] = f"the machine {shown}... is not one of the {len(allowed_ids)} that are pinned"
         return []
-    words = "no machine is pinned yet: `milkglass attest pin` pins this one"
-    return [weak("pinned", words, "first-use", "not checked")]
+    return [
+        weak("pinned", "no machine is pinned yet: `milkglass attest pin` pins this one", "first-use", "not checked")
+    ]
 
 
 def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu]) -> dict[str, str]:

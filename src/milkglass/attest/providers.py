@@ -62,8 +62,8 @@ def own(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads Tinfoil's document."""
     fields = _object(document)
-    kind = TINFOIL.get(str(fields.get("format")))
-    if kind is None:
+    hardware_kind = TINFOIL.get(str(fields.get("format")))
+    if hardware_kind is None:
         raise AttestationError("kind", f"Tinfoil's format {str(fields.get('format'))[:80]!r} is not supported")
     try:
         packed = base64.b64decode(str(fields.get("body", "")), validate=True)
@@ -73,7 +73,7 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
         raise AttestationError("evidence", f"Tinfoil's body cannot be read ({type(error).__name__})") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise AttestationError("size", f"Tinfoil's body has more than {MAX_UNPACKED:,} bytes, or is cut off")
-    return HardwareEvidence(kind, raw, {}, "tinfoil", spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
+    return HardwareEvidence(hardware_kind, raw, {}, "tinfoil", spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
@@ -83,8 +83,8 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
     if version != "aci/1" or not isinstance(report, dict):
         raise AttestationError("version", f"this is no report of aci/1 but of {str(version)[:40]!r}")
     keyset, evidence = report.get("workload_keyset"), report.get("evidence")
-    kind = ACI.get(str(report.get("tee_type")))
-    if kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
+    hardware_kind = ACI.get(str(report.get("tee_type")))
+    if hardware_kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
         raise AttestationError("kind", f"the TEE {str(report.get('tee_type'))[:40]!r} is not supported")
     _require_listed(keyset, spki, host, now)
     digest = hashlib.sha256(_canonical(keyset)).hexdigest()
@@ -93,7 +93,7 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
         raw = bytes.fromhex(str(evidence["quote"]).removeprefix("0x"))
     except (KeyError, ValueError):
         raise AttestationError("evidence", "the report of ACI has no quote in hex") from None
-    return HardwareEvidence(kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
+    return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
 
 
 def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
@@ -107,19 +107,19 @@ def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: date
         raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
 
 
-def _canonical(value: Any) -> bytes:
+def _canonical(keyset: Any) -> bytes:
     """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _object(document: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(document)
+        fields = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
-    if not isinstance(value, dict):
+    if not isinstance(fields, dict):
         raise AttestationError("evidence", "this is no evidence: no JSON object")
-    return value
+    return fields
 
 
 PROVIDERS: Mapping[str, Provider] = {

@@ -145,7 +145,7 @@ def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, in
     """Checks that the key was made for this chip and these versions. Raises AttestationError."""
     value_of = {extension.oid.dotted_string: extension.value for extension in leaf.extensions}
     values = {name: value.value for name, value in value_of.items() if isinstance(value, x509.UnrecognizedExtension)}
-    stated = {name: _number(values[oid]) for oid, name in SPL.items() if oid in values}
+    stated = {name: _small_integer(values[oid]) for oid, name in SPL.items() if oid in values}
     if {name: stated.get(name) for name in tcb} != dict(tcb):
         raise AttestationError("tcb", f"the report states the versions {dict(tcb)}, and its key is for {stated}")
     if report.signing_key == VLEK:
@@ -157,7 +157,7 @@ def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, in
         raise AttestationError("key", "the report names another chip than its key's certificate")
 
 
-def _number(raw: bytes) -> int | None:
+def _small_integer(raw: bytes) -> int | None:
     """Returns a small DER INTEGER."""
     return int.from_bytes(raw[2:], "big") if raw[:1] == b"\x02" and len(raw) in (3, 4) else None
 
@@ -166,8 +166,8 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     firmware = ", ".join(f"{name} {number}" for name, number in tcb.items())
     claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
-        words = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
-        claims.append(weak("processor", words, "milan", "not checked", bad=True))
+        text = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
+        claims.append(weak("processor", text, "milan", "not checked", bad=True))
     if report.signing_key == VLEK:
         claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):
@@ -183,21 +183,15 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     if report.platform & ALIAS_CHECKED:
         claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
     else:
-        words = "the firmware states no check of memory aliases at boot (BadRAM, CVE-2024-21944)"
-        claims.append(weak("alias-check", words, "no-alias-check", "not checked"))
+        text = "the firmware states no check of memory aliases at boot (BadRAM, CVE-2024-21944)"
+        claims.append(weak("alias-check", text, "no-alias-check", "not checked"))
     committed = versions(report.committed, product)
     if any(committed[name] < tcb[name] for name in tcb):
         claims.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
     if current:
         claims.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
     else:
-        claims.append(
-            weak(
-                "revocation",
-                "no current revocation list of AMD was given, and a revoked key is not noticed",
-                "no-revocation",
-                "not checked",
-            )
-        )
+        text = "no current revocation list of AMD was given, and a revoked key is not noticed"
+        claims.append(weak("revocation", text, "no-revocation", "not checked"))
     claims.append(unchecked("image", "who built the measured image, and what it gives away"))
     return claims

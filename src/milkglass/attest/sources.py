@@ -13,7 +13,7 @@ import secrets
 import struct
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,10 +39,13 @@ NVIDIA_ARCHITECTURES = {9: "HOPPER", 10: "BLACKWELL"}  # NVML's numbers
 REFERENCE, GPU_REVOCATION = "rim", "gpu-"
 
 
+GpuEvidence = tuple[bytes, bytes, str]  # evidence, certificates and architecture of a GPU
+
+
 class Hardware(Protocol):
     """What signs 64 bytes for the software that asks."""
 
-    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
         """Returns the kind, the report or quote, and collateral that came with it. Raises AttestationError."""
 
 
@@ -50,8 +53,8 @@ class Hardware(Protocol):
 class Software:
     """The stand-in for tests and trials. Nobody signs what it gives."""
 
-    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        return "software", SOFTWARE + data, {}
+    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+        return "software", SOFTWARE + report_data, {}
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,13 @@ class Tsm:
 
     folder: Path = TSM
 
-    def report(self, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
         for attempt in range(MAX_ATTEMPTS):
             entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
             try:
                 entry.mkdir()
                 try:
-                    files = self._read_report(entry, data)
+                    files = self._read_report(entry, report_data)
                 finally:
                     entry.rmdir()
                 if files is not None:
@@ -80,9 +83,9 @@ class Tsm:
             time.sleep(PAUSE_SECONDS)
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
-    def _read_report(self, entry: Path, data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
+    def _read_report(self, entry: Path, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
         """Returns what one request gave, or None if somebody else wrote to it."""
-        (entry / "inblob").write_bytes(data)
+        (entry / "inblob").write_bytes(report_data)
         generation = (entry / "generation").read_text().strip()
         raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()
         auxiliary = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
@@ -114,49 +117,37 @@ def _pem(der: bytes) -> bytes:
     return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
 
 
-class Gpus(Protocol):
-    """What gives evidence of GPUs."""
+def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
+    """Returns the evidence of each GPU by NVIDIA's package nvidia-ml-py, which the machine's image has.
 
-    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
-        """Returns evidence, certificates and architecture of each. Raises AttestationError."""
+    Raises:
+        UsageError: the package is not installed.
+        AttestationError: a GPU gives no evidence.
+    """
+    try:
+        import pynvml as nvml
+    except ModuleNotFoundError:
+        raise UsageError("--gpus needs nvidia-ml-py", "pip install nvidia-ml-py, in the machine's image") from None
+    library: Any = nvml
+    library.nvmlInit()
+    try:
+        return [_gpu_evidence(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
+    except library.NVMLError as error:
+        raise AttestationError("gpu", f"a GPU gives no evidence ({error})", "is its CC mode on?") from None
+    finally:
+        library.nvmlShutdown()
 
 
-@dataclass(frozen=True)
-class NoGpus:
-    """The source of a machine without GPUs."""
-
-    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
-        return []
-
-
-@dataclass(frozen=True)
-class Nvml:
-    """NVIDIA's library, by the package nvidia-ml-py, which the machine's image has."""
-
-    def evidence(self, nonce: bytes) -> list[tuple[bytes, bytes, str]]:
-        try:
-            import pynvml as nvml
-        except ModuleNotFoundError:
-            raise UsageError("--gpus needs nvidia-ml-py", "pip install nvidia-ml-py, in the machine's image") from None
-        library: Any = nvml
-        library.nvmlInit()
-        try:
-            return [self._one(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
-        except library.NVMLError as error:
-            raise AttestationError("gpu", f"a GPU gives no evidence ({error})", "is its CC mode on?") from None
-        finally:
-            library.nvmlShutdown()
-
-    def _one(self, library: Any, number: int, nonce: bytes) -> tuple[bytes, bytes, str]:
-        handle = library.nvmlDeviceGetHandleByIndex(number)
-        report = library.c_nvmlConfComputeGpuAttestationReport_t()
-        report.nonce[:] = list(nonce)
-        library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, report)
-        chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
-        raw = bytes(report.attestationReport[: report.attestationReportSize])
-        pem = bytes(chain.attestationCertChain[: chain.attestationCertChainSize])
-        kind = library.nvmlDeviceGetArchitecture(handle)
-        return raw, pem, NVIDIA_ARCHITECTURES.get(kind, str(kind))
+def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
+    handle = library.nvmlDeviceGetHandleByIndex(number)
+    report = library.c_nvmlConfComputeGpuAttestationReport_t()
+    report.nonce[:] = list(nonce)
+    library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, report)
+    chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
+    raw = bytes(report.attestationReport[: report.attestationReportSize])
+    pem = bytes(chain.attestationCertChain[: chain.attestationCertChainSize])
+    architecture = library.nvmlDeviceGetArchitecture(handle)
+    return raw, pem, NVIDIA_ARCHITECTURES.get(architecture, str(architecture))
 
 
 @dataclass(frozen=True)
@@ -165,21 +156,21 @@ class EvidenceSource:
 
     Attributes:
         hardware: signs the report data.
-        gpus: give evidence of their own.
+        gpus: returns the evidence of each GPU for a nonce. None: the machine has none.
         sealing: the key to which files are sealed; empty if none are taken.
         collateral: the makers' signed files, by name (`read_collateral`).
     """
 
     hardware: Hardware
-    gpus: Gpus = NoGpus()
+    gpus: Callable[[bytes], list[GpuEvidence]] | None = None
     sealing: bytes = b""
     collateral: Mapping[str, bytes] = field(default_factory=dict)
 
     def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
-        gpus = self.gpus.evidence(gpu_nonce(spki, nonce))
-        data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
-        kind, raw, collateral = self.hardware.report(data)
+        gpus = [] if self.gpus is None else self.gpus(gpu_nonce(spki, nonce))
+        signed_data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
+        kind, raw, collateral = self.hardware.report(signed_data)
         evidence = HardwareEvidence(kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
         return with_collateral(evidence, self.collateral)
 

@@ -188,4 +188,4 @@ def note_in_usage(key: Path, result: Audit) -> None:
     record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
     all_measured = bool(result.spent) and set(result.spent) == set(result.public)
     measured = max(map(result.measured, result.public)) if all_measured else 0
-    usage.audited(key, result.spent if all_measured else {}, measured, record)
+    usage.record_audit(key, result.spent if all_measured else {}, measured, record)

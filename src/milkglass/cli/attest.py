@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,7 +73,7 @@ def check(
 
     if (url is None) == (replay is None):
         raise UsageError("give a server's address or --replay FILE", "milkglass attest https://gpu.example:8420")
-    rules = None if policy is None else policies.read(policy)
+    rules = None if policy is None else policies.read(policy, policies.Policy)
     if replay is not None:
         require_file(replay, "give a file that --record wrote")
         recording = evidence.HardwareEvidence.parse(replay.read_bytes())
@@ -103,8 +102,8 @@ def refusal(error: AttestationError) -> Verdict:
     """Returns the verdict on evidence that does not verify."""
     from milkglass.attest.claims import Verdict
 
-    words = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
-    return Verdict((), {error.reason: words})
+    text = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
+    return Verdict((), {error.reason: text})
 
 
 def judge_evidence(hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
@@ -126,8 +125,6 @@ async def request_evidence(url: str, authority: Path | None, provider: str) -> H
     """Returns what a server answers to a nonce of ours, bound to the key of the connection."""
     import secrets
 
-    import httpx2
-
     from milkglass.attest import channel
     from milkglass.attest.evidence import NONCE
     from milkglass.attest.providers import PROVIDERS
@@ -135,10 +132,7 @@ async def request_evidence(url: str, authority: Path | None, provider: str) -> H
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
     nonce, now = secrets.token_bytes(NONCE), datetime.now(UTC)
-    try:
-        spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
-    except (httpx2.TransportError, ssl.SSLError) as error:
-        raise channel.unreachable(url, error) from error
+    spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
     hardware = PROVIDERS[provider].read(raw, spki, nonce, urlsplit(url).hostname or "", now)
     if hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
@@ -160,7 +154,7 @@ def pin(
     from milkglass.attest import evidence, sources
     from milkglass.attest import policy as policies
 
-    rules = policies.read(policy)
+    rules = policies.read(policy, policies.Policy)
     hardware = asyncio.run(request_evidence(url, certificate, rules.evidence))
     hardware = sources.with_collateral(hardware, sources.read_collateral(collateral))
     machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC))
@@ -199,7 +193,7 @@ def release(
     released_name = sealing.require_name(name or file.name)
     if (size := file.stat().st_size) > sealing.MAX_FILE_BYTES:
         raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
-    rules = policies.read(policy)
+    rules = policies.read(policy, policies.Policy)
     if rules.server != to.rstrip("/"):
         raise UsageError(f"--to is {to}, and the policy is for {rules.server}", "give the policy of this server")
     pinned, collateral_files = policies.read_lock(policy), sources.read_collateral(collateral)

@@ -110,9 +110,10 @@ def audit(
         require_file(records, "give a file in JSON Lines")
         from milkglass.audit import records as encrypted
 
-        found = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
-        words = f"{found.answers:,} answers on {found.topics} topics; half of them play an attacker's own recordings"
-        emit(as_json, found.to_json(), lambda: f"{words}\n{table(found.rows())}")
+        topics_audit = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
+        half = "half of them play an attacker's own recordings"
+        summary = f"{topics_audit.answers:,} answers on {topics_audit.topics} topics; {half}"
+        emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.rows())}")
         return
     if captured is not None:
         unused = {
@@ -140,7 +141,7 @@ def audit(
 
 
 def _audit_key(
-    context: typer.Context, opened: UnlockedKey, model: str | None, texts: Mapping[str, Path | None],
+    context: typer.Context, unlocked: UnlockedKey, model: str | None, texts: Mapping[str, Path | None],
     server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -155,16 +156,16 @@ def _audit_key(
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
 
-    codec = codec_of(opened, model)
-    folder = resolve(model or opened.key.info.model)
-    seen = None if server_transcript is None else transcript_file.load(server_transcript)
-    about = {**identity(opened, texts, server_transcript, rows, seed), **columns.decides()}
+    codec = codec_of(unlocked, model)
+    folder = resolve(model or unlocked.key.info.model)
+    server_record = None if server_transcript is None else transcript_file.load(server_transcript)
+    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.decides()}
 
     def staged(stage: Stage) -> Scene:
-        return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
+        return build(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
 
-    done = attacked(staged, about, out, budget, seed, as_json)
-    note_in_usage(opened.path, done[0])
+    done = run_audit(staged, about, out, budget, seed, as_json)
+    note_in_usage(unlocked.path, done[0])
     print_audit(context, done, out, as_json)
 
 
@@ -184,7 +185,7 @@ def audit_captured(
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
     about = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
     about |= {} if served is None else {"served": served.digest()}
-    done = attacked(lambda stage: scene_of(base, rows, seed, layer, served), about, out, budget, seed, as_json)
+    done = run_audit(lambda stage: scene_of(base, rows, seed, layer, served), about, out, budget, seed, as_json)
     print_audit(context, done, out, as_json)
 
 
@@ -209,7 +210,7 @@ def sleeping_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def attacked(
+def run_audit(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path, str]:
     """Runs any audit: the scene, all attacks on it, and the report in `out`.
@@ -232,7 +233,7 @@ def attacked(
         if not as_json:
             if finished := work.finished():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
-            note(announced(plan, budget))
+            note(plan_text(plan, budget))
     whole_budget = Budget.parse(budget, time.monotonic)  # it begins now
     with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned(scene, ATTACKS))
@@ -240,46 +241,48 @@ def attacked(
         def progress(cell: AttackResult) -> None:
             advance(1)
             if not as_json and cell.state != "does not apply":
-                note(f"  {line(cell)}")
+                note(f"  {result_line(cell)}")
 
         with resumable(work.folder), limited_threads():
             return *run_and_write(scene, work, out, whole_budget, seed, progress), larger_budget(plan, budget)
 
 
-def announced(plan: TimeEstimate, budget: str) -> str:
-    """How long it will take, and what the budget leaves no time for."""
-    words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
+def plan_text(plan: TimeEstimate, budget: str) -> str:
+    """Returns how long the attacks will take, and which ones the budget leaves no time for."""
+    announcement = (
+        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
+    )
     if plan.open_ended:
-        words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
-    words += f"; at most {budget} (--budget). A busy machine reads less in that time."
+        announcement += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
+    announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
     if plan.late:
         enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
-        words += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
-    return words
+        announcement += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
+    return announcement
 
 
 def larger_budget(plan: TimeEstimate, budget: str) -> str:
-    """The budget in which nothing is expected to be late; where that is not known, some times the given one."""
+    """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
     unknown = math.isnan(plan.enough)
-    return _minutes(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
+    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
-    """Prints an audit. `done` is what `attacked` returned."""
-    result, page, larger = done
-    more = "" if not result.unfinished else same_command(context, budget=larger)
-    emit(as_json, {"out": str(out), **result.to_json()}, lambda: report_text(result, page, more))
+    """Prints an audit. `done` is what `run_audit` returned."""
+    audit, page, budget_to_finish = done
+    more = "" if not audit.unfinished else same_command(context, budget=budget_to_finish)
+    emit(as_json, {"out": str(out), **audit.to_json()}, lambda: report_text(audit, page, more))
 
 
-def _minutes(seconds: float) -> str:
-    """As --budget has it, rounded up."""
+def _budget_text(seconds: float) -> str:
+    """Returns a time as --budget takes it, in minutes, rounded up."""
     return f"{max(1, math.ceil(seconds / 60))}m"
 
 
-def line(cell: AttackResult) -> str:
-    """One attack, as it ends."""
+def result_line(cell: AttackResult) -> str:
+    """Returns the line that is printed when an attack ends."""
     what = f"{cell.what} ({cell.adversary})"
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"
@@ -288,12 +291,12 @@ def line(cell: AttackResult) -> str:
     return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
-def report_text(result: Audit, page: Path, more: str = "") -> str:
+def report_text(audit: Audit, page: Path, more: str = "") -> str:
     """Returns the audit as text. `more` is the command that continues it with a larger budget."""
     from milkglass.audit.report.verdict import LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
-    for cell in result.cells:
+    for cell in audit.cells:
         what = cell.what + (", not finished" if cell.cut else "")
         least = "at least " if cell.cut else ""
         if "tokens top-1" in cell.measures:
@@ -304,13 +307,13 @@ def report_text(result: Audit, page: Path, more: str = "") -> str:
             rows.append((what, cell.adversary, f"words of a text, F1 {percent(cell.value('bag f1'))}", ""))
     return "\n".join(
         [
-            f"{LABELS[result.level].upper()}. {result.verdict}",
+            f"{LABELS[audit.level].upper()}. {audit.verdict}",
             *([f"to go on where it stopped: {more}"] if more else []),
             "",
             table(rows),
             "",
-            *([f"- {SMALL.format(result.texts)}"] if result.texts < SMALL_SAMPLE else []),
-            *(f"- {one.title}: {one.raised_if}" for one in result.warnings),
+            *([f"- {SMALL.format(audit.texts)}"] if audit.texts < SMALL_SAMPLE else []),
+            *(f"- {one.title}: {one.raised_if}" for one in audit.warnings),
             "",
             str(page),
         ]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.cli.key import rate_words
+from milkglass.cli.key import rate_lines
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.terminal import note
 from milkglass.client.key import usage
@@ -57,14 +57,14 @@ class CoarseFiles:
         self.columns.others(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:
-        from milkglass.client.obfuscate.symbols import counted
+        from milkglass.client.obfuscate.symbols import count_texts
 
         assert self.data is not None
         public = None if self.public is None else self.columns.second(self.public)
-        texts = counted(base, self.columns.file(self.data), public, self.regression)
+        texts = count_texts(base, self.columns.file(self.data), public, self.regression)
         if texts.task is None:
             note(UNLABELLED.format(self.data.name))
-        if texts.public is None:
+        if texts.public_counts is None:
             note(PLAIN_MEANS.format(self.data.name))
         return texts
 
@@ -81,10 +81,10 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
 
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
-    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
+    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own_counts)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
-    rate = rate_of(scheme, texts.counts, texts.own, content, exempt)
-    usage.rated(path, {name: float(value) for name, value in asdict(rate).items()})
+    rate = rate_of(scheme, texts.counts, texts.own_counts, content, exempt)
+    usage.record_rate(path, {name: float(value) for name, value in asdict(rate).items()})
 
 
 def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
@@ -94,4 +94,4 @@ def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
     symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER_HINT] if key.info.kind == "decoder" else []
-    return [f"  {line}" for line in [symbols, *(rate_words(rate) if rate else []), *use]]
+    return [f"  {line}" for line in [symbols, *(rate_lines(rate) if rate else []), *use]]

@@ -160,12 +160,12 @@ def decode(
     codec = codec_of(key.open(), key.model)
     lines = _lines(source)
     with _writing(out) as sink:
-        lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in lines if line.strip())
+        id_lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in lines if line.strip())
         documents = []
-        for numbers in lists:
-            decoded = codec.decode(numbers, skip_special=not special)
+        for id_list in id_lists:
+            decoded = codec.decode(id_list, skip_special=not special)
             if as_json:
-                documents.append({"text": decoded, "unknown": codec.count_unknown(numbers)})
+                documents.append({"text": decoded, "unknown": codec.count_unknown(id_list)})
             else:
                 sink.write((decoded if out else shown(decoded)) + "\n")
         if as_json:
@@ -188,20 +188,20 @@ def _training_rows(
 
     require_generator(source, train, unlocked.key.info.kind)
     codec = codec_of(unlocked, model)
-    numbers = numbers_of(unlocked.key, train)
-    unlocked = unlocked.remember(numbers)
+    labels = numbers_of(unlocked.key, train)
+    unlocked = unlocked.remember(labels)
     length = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        counts = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, skip_long)
+        counts = write_rows(unlocked, codec, source, target, train.rows, labels, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
-    info = {"file": str(out), "task": train.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
+    document = {"file": str(out), "task": train.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
             "left_out": len(counts.left_out)}  # fmt: skip
     hint = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
     emit(
         as_json,
-        info,
+        document,
         f"wrote {out}: {counts.rows:,} row{'' if counts.rows == 1 else 's'}, {counts.tokens:,} tokens; {hint}",
     )
 
@@ -241,23 +241,23 @@ def _text_documents(
         yield {"ids": row.tolist(), **types}
 
 
-def _lists(words: list[str]) -> list[list[int]]:
+def _lists(arguments: list[str]) -> list[list[int]]:
     """Reads arguments: JSON lists each of their own, or bare numbers that make one list."""
-    if any(word.lstrip().startswith("[") for word in words):
-        return [_ids(f"argument {number}", word) for number, word in enumerate(words, 1)]
-    return [_ids("what was given", "[" + ",".join(words) + "]")]
+    if any(word.lstrip().startswith("[") for word in arguments):
+        return [_ids(f"argument {number}", word) for number, word in enumerate(arguments, 1)]
+    return [_ids("what was given", "[" + ",".join(arguments) + "]")]
 
 
 def _ids(name: str, text: str) -> list[int]:
     try:
-        value = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict):
-        value = value.get("ids")
-    if not isinstance(value, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        parsed = None
+    if isinstance(parsed, dict):
+        parsed = parsed.get("ids")
+    if not isinstance(parsed, list) or not all(isinstance(item, int) and not isinstance(item, bool) for item in parsed):
         raise CodecError(f"{name} is not a list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
-    return value
+    return parsed
 
 
 def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:

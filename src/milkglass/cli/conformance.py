@@ -19,16 +19,16 @@ def conformance(
     from milkglass.lab.conformance import checked
 
     results = []
-    for one in checked(package):
-        results.append(one)
+    for outcome in checked(package):
+        results.append(outcome)
         if not as_json:
-            note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")
-            if one.failure is not None:
-                note(f"      {one.failure}")
-    failures = [result for result in results if result.failure is not None]
+            note(f"{'ok  ' if outcome.failure is None else 'FAIL'}  {outcome.group} {outcome.entry}: {outcome.check}")
+            if outcome.failure is not None:
+                note(f"      {outcome.failure}")
+    failures = [outcome for outcome in results if outcome.failure is not None]
     emit(
         as_json,
-        {"package": package, "passed": not failures, "checks": [asdict(result) for result in results]},
+        {"package": package, "passed": not failures, "checks": [asdict(outcome) for outcome in results]},
         f"{package}: {len(results) - len(failures)} of {len(results)} checks passed",
     )
     if failures:

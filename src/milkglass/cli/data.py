@@ -78,7 +78,7 @@ def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> No
     from milkglass.rows.examples import read_examples, read_texts, summarise
     from milkglass.rows.write import write
 
-    blank, empty, columns = list[int](), list[int](), file.taken()
+    blank, empty, columns = list[int](), list[int](), file.columns_by_role()
     # Pairs without labels, which a classifier is asked about, are no training data
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
     count = write(reader(file, blank=blank.append, empty=empty.append), out, most=limit)

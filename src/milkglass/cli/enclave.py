@@ -15,9 +15,9 @@ from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     AuditOptions,
+    CredentialOptions,
     ServerOptions,
     SplitOptions,
-    WayOptions,
     original,
     read_token,
     refuse_unused,
@@ -109,7 +109,7 @@ def build(
         ),
     ] = None,
     *,
-    way: WayOptions,
+    credentials: CredentialOptions,
     as_json: AsJson = False,
 ) -> None:
     """Start an enclave, let the provider at URL release its table to it, and seal the table into the folder OUT."""
@@ -121,26 +121,26 @@ def build(
         enclave_folder.texts_of(corpus)  # refused before there is a folder
     from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED
 
-    server = _server(url, way.to(url))
-    info = server.info()
+    server = _server(url, credentials.to(url))
+    decoder_info = server.info()
     if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        sealed, enclave = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
+        sealed, enclave = enclave_folder.build(out, kind, decoder_info.model, k, server.package, corpus, stage)
     document = {
         "enclave": str(out), "kind": sealed.kind, "attested": enclave.attested, "proof": enclave.proof,
-        "measurement": sealed.measurement, "model": sealed.model, "rows": info.vocabulary, "width": info.width, "k": k,
-        "sensitive_by": sealed.counted,
+        "measurement": sealed.measurement, "model": sealed.model, "rows": decoder_info.vocabulary,
+        "width": decoder_info.width, "k": k, "sensitive_by": sealed.counted,
     }  # fmt: skip
-    token = f" --token-file {shlex.quote(str(way.token_file))}" if way.token_file else ""
-    words = (
-        f"enclave of {sealed.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
+    token = f" --token-file {shlex.quote(str(credentials.token_file))}" if credentials.token_file else ""
+    text = (
+        f"enclave of {sealed.model}: {decoder_info.vocabulary:,} rows of width {decoder_info.width}, sealed for "
         f"{sealed.measurement[:16]}\n{enclave.proof}\n"
         f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
-    emit(as_json, document, lambda: words)
+    emit(as_json, document, lambda: text)
 
 
 @enclaves.command(short_help="Check an enclave, and say what holds.")
@@ -166,7 +166,7 @@ def verify(
             "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
             "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": enclave_info.counted,
         }  # fmt: skip
-        words = [
+        lines = [
             enclave.notice,
             f"measurement: {enclave.measurement}",
             f"table: {table['rows']:,} rows of width {table['width']} of {enclave_info.model}, opened",
@@ -174,7 +174,7 @@ def verify(
             f"{duration(3600 * table['hours'])}",
             f"sensitive tokens: the rarest 20 % by {CORPUS_WORDS[enclave_info.counted]}",
         ]
-    emit(as_json, document, lambda: "\n".join(words))
+    emit(as_json, document, lambda: "\n".join(lines))
 
 
 @enclaves.command(short_help="What would the provider read of your texts?")
@@ -197,7 +197,7 @@ def audit(
 
     Nothing is sent anywhere. The rows count against the provider's limit.
     """
-    from milkglass.cli.audit import attacked, print_audit, require_audit
+    from milkglass.cli.audit import print_audit, require_audit, run_audit
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
 
@@ -215,13 +215,13 @@ def audit(
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": enclave_info.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
-    result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result = run_audit(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
+def split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitText]:
     """Opens the enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
@@ -233,15 +233,17 @@ def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
     if options.engine_model is None:
-        server = _server(url, at)
-        info = server.info()  # before the enclave is started
+        server = _server(url, server_options)
+        decoder_info = server.info()  # before the enclave is started
     with enclave_folder.opened(options.enclave) as running:
         if server is None:
-            token = read_token(at.token_file)
-            engine = PromptEmbedsEngine(url, str(options.engine_model), token, at.allow_http, at.certificate)
+            token = read_token(server_options.token_file)
+            engine = PromptEmbedsEngine(
+                url, str(options.engine_model), token, server_options.allow_http, server_options.certificate
+            )
             text = SplitText(running, engine, engine.info(running.about), settings)
         else:
-            text = SplitText(running, server, info, settings)
+            text = SplitText(running, server, decoder_info, settings)
         note(running.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
@@ -312,8 +314,9 @@ def sampling_of(
     return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
 
 
-def _server(url: str, at: ServerOptions) -> DecoderServer:
+def _server(url: str, options: ServerOptions) -> DecoderServer:
     from milkglass.client.remote.connection import RetryPolicy
     from milkglass.split.decoder.client import DecoderServer
 
-    return DecoderServer(url, read_token(at.token_file), at.allow_http, at.certificate, RetryPolicy(progress=note))
+    retry = RetryPolicy(progress=note)
+    return DecoderServer(url, read_token(options.token_file), options.allow_http, options.certificate, retry)

@@ -77,7 +77,7 @@ def prepare(
     """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
     file = columns.texts(source)
     from milkglass.federated.prepare import examples_of, require_free
-    from milkglass.federated.prepare import prepare as made
+    from milkglass.federated.prepare import prepare as prepare_site
     from milkglass.federated.rows import REPORT_FILE, report_of
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.ghost.tally import weak_spots
@@ -97,15 +97,15 @@ def prepare(
         if ghost is not None:
             _tell_time(ghost, [file], as_json)
         with _resuming(out, plain):
-            rows: SiteRows = made(file, out, agreed, folder, ghost, seed, stage("prepare", count))
+            rows: SiteRows = prepare_site(file, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
-    info = f"prepared {len(rows):,} texts for site {out.name} in {out}"
-    info += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT_FILE} has more"
-    emit(as_json, {**document, "report": report}, lambda: info)
+    text = f"prepared {len(rows):,} texts for site {out.name} in {out}"
+    text += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT_FILE} has more"
+    emit(as_json, {**document, "report": report}, lambda: text)
 
 
-def prepared(
+def prepare_sites(
     files: Mapping[str, Source], into: Path, labels: Mapping[str, int], model: Path, plain: bool,
     selection: SelectionMethod, seed: int | None, stage: Stage, as_json: bool = False,
 ) -> None:  # fmt: skip
@@ -146,11 +146,11 @@ def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
     from milkglass.sanitizers.ghost.selection import Selection
 
     progress = stage("find shadows", 0)
-    result = Ghost.open(model, selection=Selection(way))
+    ghost = Ghost.open(model, selection=Selection(way))
     progress(1)
     if way in OTHER_WAYS:
         note(OTHER_WAYS[way])
-    return result
+    return ghost
 
 
 def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
@@ -228,7 +228,7 @@ def run(
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN_WARNING)
     with bars(as_json) as stage:
-        prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
+        prepare_sites(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         prepared_sites = [Site(name, out / "sites" / name, defence) for name in files]
         job, weights = job_of(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
@@ -259,10 +259,10 @@ def run(
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))
     audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
-    emit(as_json, document, lambda: _page(document, state, audit))
+    emit(as_json, document, lambda: _run_text(document, state, audit))
 
 
-def _page(document: dict[str, Any], training: FederatedRun, audit: str) -> str:
+def _run_text(document: dict[str, Any], training: FederatedRun, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]

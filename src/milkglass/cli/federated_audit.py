@@ -83,14 +83,16 @@ def audit(
     require_begun(run)
     with at_work(as_json):
         file, public_file = columns.texts(text), columns.others(public)
-        result, texts_read = _leakage(run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json)
-    _write(result, texts_read, out, readings, page)
+        update_audit, texts_read = _leakage(
+            run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json
+        )
+    _write(update_audit, texts_read, out, readings, page)
     paths = {"figures": out, "what was read, private": readings, "the page, private": page}
-    emit(as_json, result.to_json(), lambda: _text(result, paths))
+    emit(as_json, update_audit.to_json(), lambda: _text(update_audit, paths))
 
 
 def _leakage(
-    run: Path, model: str, site: str, file: DataFile, others: DataFile | None, rows: Path | None, attacks: str | None,
+    run: Path, model: str, site: str, file: DataFile, public: DataFile | None, rows: Path | None, attacks: str | None,
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
     """Attacks the updates of a site, and returns the figures and what was read."""
@@ -104,15 +106,15 @@ def _leakage(
     from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
-    defence, source, folder = gradient_defence_named(shield), _source(others), resolve(model)
+    defence, source, folder = gradient_defence_named(shield), _source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), site_texts, opened(folder)[0], source, defence)
-        result, texts_read = leakage(
+        update_audit, texts_read = leakage(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
-    return result, texts_read
+    return update_audit, texts_read
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -129,9 +131,8 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
             "run the same `milkglass federated run` command again",
         )
     folders = sites.iterdir() if sites.is_dir() else []
-    names = sorted(
-        folder.name for folder in folders if folder.is_dir() and not folder.name.startswith(".")
-    )  # else a temporary one
+    # A folder with a dot is a temporary one
+    names = sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
@@ -163,7 +164,7 @@ def _source(public: DataFile | None) -> PublicSource:
 
 
 def _write(
-    result: UpdateAudit,
+    update_audit: UpdateAudit,
     texts_read: Sequence[Mapping[str, Any]],
     out: Path | None,
     readings: Path | None,
@@ -173,29 +174,30 @@ def _write(
     from milkglass.audit.updates.page import render
 
     if out is not None:
-        files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+        files.write(out, json.dumps(update_audit.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
         files.write(readings, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts_read))
     if page is not None:
-        files.write(page, render(result, texts_read))
+        files.write(page, render(update_audit, texts_read))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-def _text(result: UpdateAudit, files: Mapping[str, Path | None]) -> str:
-    lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
-    lines += [f"- {note}" for note in result.notes()]
+def _text(update_audit: UpdateAudit, files: Mapping[str, Path | None]) -> str:
+    lines = [update_audit.to_json()["verdict"], "", *([_table(update_audit), ""] if update_audit.done else [])]
+    lines += [f"- {note}" for note in update_audit.notes()]
     lines += [f"{label}: {path}" for label, path in files.items() if path is not None]
     return "\n".join(lines)
 
 
-def _table(result: UpdateAudit) -> str:
+def _table(update_audit: UpdateAudit) -> str:
     head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
-    columns = len(head) if result.ghost else 3
-    return table([head[:columns], *(_row(outcome)[:columns] for outcome in result.done)])
+    columns = len(head) if update_audit.ghost else 3
+    return table([head[:columns], *(_row(outcome)[:columns] for outcome in update_audit.done)])
 
 
-def _row(one: UpdateResult) -> tuple[str, ...]:
+def _row(outcome: UpdateResult) -> tuple[str, ...]:
     from milkglass.audit.updates.report import tokens
 
-    trained = ("", "") if one.trained is None else (str(tokens(one.trained)), str(one.trained["rouge-1"]))
-    return (one.attack + (", not finished" if one.cut else ""), str(one.tokens), str(one.rouge), *trained)
+    trained = ("", "") if outcome.trained is None else (str(tokens(outcome.trained)), str(outcome.trained["rouge-1"]))
+    attack = outcome.attack + (", not finished" if outcome.cut else "")
+    return attack, str(outcome.tokens), str(outcome.rouge), *trained

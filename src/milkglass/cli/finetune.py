@@ -129,8 +129,8 @@ def finetune(
 
 
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:
-    """Bytes that the fine-tuned model can have at most, by what the scrambled one has."""
+    """Returns the most bytes that the fine-tuned model can have, by the size of the original."""
     from milkglass.client.key.generate import scheme_of
-    from milkglass.client.obfuscate.preflight import largest
+    from milkglass.client.obfuscate.preflight import most_bytes
 
-    return largest(original(model or unlocked.key.info.model), scheme_of(unlocked.key))
+    return most_bytes(original(model or unlocked.key.info.model), scheme_of(unlocked.key))

@@ -100,10 +100,10 @@ def classify(
     if local is not None:
         refuse_unused("with --local", {"--labels-of": labels_of, "--refuse-long": not truncate, "--key": key.key,
                                        "--server": server.server})  # fmt: skip
-        words = [*([] if model_id is None else [model_id]), *(text or [])]
-        if words and source:
+        local_texts = [*([] if model_id is None else [model_id]), *(text or [])]
+        if local_texts and source:
             raise UsageError("texts and --in were both given", "give one of them")
-        rows = texts_to_classify(words, source, columns, id_column)
+        rows = texts_to_classify(local_texts, source, columns, id_column)
         _classify_here(local, rows, paired(rows, pair), as_json)
         return
     if model_id is None:

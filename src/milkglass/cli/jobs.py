@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.job_progress import NUMBERS, Fetch, finish, steps_of
+from milkglass.cli.ui.job_progress import METRIC_NAMES, Fetch, finish, steps_text
 from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, refuse_unused, with_options
 from milkglass.cli.ui.terminal import cell, emit, erase, moment, table
 from milkglass.errors import UsageError
@@ -18,8 +18,8 @@ from milkglass.errors import UsageError
 def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
     """List the server's fine-tuning jobs, the newest first."""
     with server.open() as remote:
-        result = remote.jobs()
-    emit(as_json, {"jobs": [_document(job) for job in result]}, lambda: _words(result))
+        records = remote.jobs()
+    emit(as_json, {"jobs": [_document(job) for job in records]}, lambda: _job_table(records))
 
 
 @partial(with_options, required=False)
@@ -69,15 +69,15 @@ def job(
             remote.cancel(job_id)
             state = remote.job(job_id)
     document = _document(state)
-    words = [("id", cell(document["id"])), ("model", cell(document["model"])), ("status", cell(document["status"]))]
-    words += [("steps", steps_of(document["progress"])), ("loss", _loss(document["progress"]))]
-    words += [
-        (name, f"{document['metrics'][name]:.4f}") for name in NUMBERS if document["metrics"].get(name) is not None
+    lines = [("id", cell(document["id"])), ("model", cell(document["model"])), ("status", cell(document["status"]))]
+    lines += [("steps", steps_text(document["progress"])), ("loss", _loss(document["progress"]))]
+    lines += [
+        (name, f"{document['metrics'][name]:.4f}") for name in METRIC_NAMES if document["metrics"].get(name) is not None
     ]
     error = (document["error"] or {}).get("message") or ""
-    words += [("fine_tuned_model", document["fine_tuned_model"] or ""), ("error", error)]
-    words += [("next", f"milkglass job {job_id} --resume --follow {server}")] if document["resumable"] is True else []
-    emit(as_json, document, "\n".join(f"{name}: {value}" for name, value in words if value))
+    lines += [("fine_tuned_model", document["fine_tuned_model"] or ""), ("error", error)]
+    lines += [("next", f"milkglass job {job_id} --resume --follow {server}")] if document["resumable"] is True else []
+    emit(as_json, document, "\n".join(f"{name}: {value}" for name, value in lines if value))
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,17 +85,17 @@ def _document(job: Mapping[str, Any]) -> dict[str, Any]:
     return {name: job.get(name) for name in names}
 
 
-def _words(jobs: list[dict[str, Any]]) -> str:
+def _job_table(jobs: list[dict[str, Any]]) -> str:
     if not jobs:
         return "the server has no jobs"
     rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "made", "fine-tuned model")]
     for job in map(_document, jobs):
-        numbers = job["progress"]
-        cells = (job["id"], job["model"], job["status"], steps_of(numbers) or "-", _loss(numbers) or "-")
+        progress = job["progress"]
+        cells = (job["id"], job["model"], job["status"], steps_text(progress) or "-", _loss(progress) or "-")
         rows.append((*map(cell, cells), moment(job["created_at"]), cell(job["fine_tuned_model"] or "-")))
     return table(rows)
 
 
-def _loss(numbers: Mapping[str, Any]) -> str:
-    value = numbers.get("loss")
-    return "" if value is None else f"{value:.4f}"
+def _loss(progress: Mapping[str, Any]) -> str:
+    loss = progress.get("loss")
+    return "" if loss is None else f"{loss:.4f}"

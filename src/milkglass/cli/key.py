@@ -100,7 +100,7 @@ def for_job(
     if fault := weakness(passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, passphrase, weak=True)
-    usage.derived(out, key)
+    usage.record_parent(out, key)
     note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
         note(EXCHANGED_ALIKE.format(key=key))
@@ -108,46 +108,48 @@ def for_job(
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
 
-def usage_text(spent: usage.Usage) -> str:
+def usage_text(counts: usage.Usage) -> str:
     lines = [
-        f"encoded under this key, on this machine: {spent.tokens:,} tokens in {spent.texts:,} texts, repeated ones too"
+        f"encoded under this key, on this machine: {counts.tokens:,} tokens in {counts.texts:,} texts, repeated ones "
+        "too"
     ]
-    if spent.rate:
-        lines += rate_words(spent.rate)
-    if spent.parent:
-        absence = (
-            "" if Path(spent.parent).is_file() else ", which is not there: what this key encodes is not counted there"
-        )
-        lines.append(f"made for a job from {spent.parent}{absence}")
-    if spent.jobs:
-        job_tokens = sum(spent.jobs.values())
-        cipher_words = "" if spent.rate else ", each its own cipher"
-        lines.append(f"under keys made from it for jobs, {len(spent.jobs):,}: {job_tokens:,} tokens{cipher_words}")
-        lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in spent.jobs.items())]))
-    if spent.rate:
-        return "\n".join([*lines, SAME_EXCHANGE if spent.rate.get("epsilon") else READ_SEPARATELY, *audits(spent)])
-    lines += audits(spent)
-    if not spent.measured:
+    if counts.rate:
+        lines += rate_lines(counts.rate)
+    if counts.parent:
+        is_there = Path(counts.parent).is_file()
+        absence = "" if is_there else ", which is not there: what this key encodes is not counted there"
+        lines.append(f"made for a job from {counts.parent}{absence}")
+    if counts.jobs:
+        job_tokens = sum(counts.jobs.values())
+        ciphers = "" if counts.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(counts.jobs):,}: {job_tokens:,} tokens{ciphers}")
+        lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in counts.jobs.items())]))
+    if counts.rate:
+        lines.append(SAME_EXCHANGE if counts.rate.get("epsilon") else READ_SEPARATELY)
+    lines += audit_lines(counts)
+    if counts.rate:
+        return "\n".join(lines)
+    if not counts.measured:
         return "\n".join([*lines, NOT_MEASURED])
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
-    for attacker, shares in spent.spent.items():
+    for attacker, shares in counts.spent.items():
         for share, tokens in shares.items():
-            rows.append((attacker, share, f"{tokens:,} tokens", "passed" if spent.tokens >= tokens else ""))
+            rows.append((attacker, share, f"{tokens:,} tokens", "passed" if counts.tokens >= tokens else ""))
     no_attack = (
-        f"with up to {spent.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
+        f"with up to {counts.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
     )
     lines.append(table(rows) if len(rows) > 1 else no_attack)
-    if spent.tokens > spent.measured:
-        lines.append(f"audits went up to {spent.measured:,} tokens: more is encoded by now, audit again")
-    return "\n".join([*lines, *warning(spent)])
+    if counts.tokens > counts.measured:
+        lines.append(f"audits went up to {counts.measured:,} tokens: more is encoded by now, audit again")
+    return "\n".join([*lines, *budget_warnings(counts)])
 
 
-def audits(spent: usage.Usage) -> list[str]:
+def audit_lines(counts: usage.Usage) -> list[str]:
     """Returns what each audit found; of older versions only when the last one was."""
-    if not spent.audits:
-        return [f"last audit: {moment(spent.audited)}"] if spent.audited else []
+    if not counts.audits:
+        return [f"last audit: {moment(counts.audited)}"] if counts.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
-    for audit in spent.audits:
+    for audit in counts.audits:
         prefix = "" if audit["finished"] else "at least "
         shares = (
             "-" if audit[name] is None else f"{prefix}{100 * audit[name]:.1f} %" for name in ("tokens", "content")
@@ -156,7 +158,7 @@ def audits(spent: usage.Usage) -> list[str]:
     return [table(rows)]
 
 
-def rate_words(rate: Mapping[str, float]) -> list[str]:
+def rate_lines(rate: Mapping[str, float]) -> list[str]:
     """Returns lines that say what a coarse vocabulary lets through."""
     lines = [
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
@@ -180,12 +182,12 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def warning(spent: usage.Usage) -> list[str]:
+def budget_warnings(counts: usage.Usage) -> list[str]:
     """Returns what to say when the budget that audits measured is spent."""
     return [
         f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
         f"{NEW_KEY_HINT}"
-        for attacker, share, tokens in spent.passed()
+        for attacker, share, tokens in counts.passed()
     ]
 
 
@@ -216,7 +218,7 @@ def for_codec(
     new = another_passphrase(new_passphrase_file, generate, unlocked)
     if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
-    usage.handed_on(out, key)
+    usage.copy_audits(out, key)
     note(CODEC_WARNING)
     if codec.info.responses is not None:
         note(EXCHANGED_ALIKE.format(key=key))
@@ -233,38 +235,37 @@ def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson =
     emit(
         as_json,
         document,
-        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(value)}" for name, value in document.items()),
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_shown_field(value)}" for name, value in document.items()),
     )
 
 
 def shown(unlocked: UnlockedKey) -> dict[str, Any]:
     """Returns what may be shown of a key: it reads no text and makes no key. Label names are private: only counted."""
-    key, info = unlocked.key, unlocked.key.info
-    jobs = {**info.labels_by_job, **info.scales_by_job}
+    key, key_info = unlocked.key, unlocked.key.info
+    jobs = {**key_info.labels_by_job, **key_info.scales_by_job}
     return {
         "key_id": key.identifier,
         "holds": "the codec alone" if key.secret is None else "the whole key",
-        "model": info.model,
+        "model": key_info.model,
         "model_digest": key.model_digest,
-        "kind": info.kind,
+        "kind": key_info.kind,
         "tokens": len(key.first),
         "ids": len(key.sigma),
-        "scheme": info.public_scheme,
-        "made_for_job": None if info.job is None else info.job["name"],
-        "label_names": len(info.labels or {}),
+        "scheme": key_info.public_scheme,
+        "made_for_job": None if key_info.job is None else key_info.job["name"],
+        "label_names": len(key_info.labels or {}),
         "jobs_with_labels": list(jobs),
-        "uploads": info.uploads,
+        "uploads": key_info.uploads,
     }
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(
-            str(item) if name == "name" else f"{name}={item}" for name, item in value.items() if item is not None
-        )
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _shown_field(field: Any) -> str:
+    if isinstance(field, dict):
+        elements = {name: element for name, element in field.items() if element is not None}
+        return " ".join(str(element) if name == "name" else f"{name}={element}" for name, element in elements.items())
+    if isinstance(field, list):
+        return ", ".join(map(str, field)) or "none"
+    return "-" if field is None else f"{field:,}" if isinstance(field, int) else str(field)
 
 
 @keys.command()

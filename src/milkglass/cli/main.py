@@ -49,8 +49,8 @@ class Commands(TyperGroup):
     """Turns every error into words (or JSON) on stderr and an exit code; no traceback shows what a user typed."""
 
     def invoke(self, ctx: Any) -> Any:
-        words = [*getattr(ctx, "_protected_args", []), *ctx.args]
-        as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
+        arguments = [*getattr(ctx, "_protected_args", []), *ctx.args]
+        as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
         try:
             return super().invoke(ctx)
         except MilkglassError as error:
@@ -69,10 +69,10 @@ class Commands(TyperGroup):
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
             code = MilkglassError.exit_code
         except ModuleNotFoundError as error:
-            if (lacking := missing(error, ctx.invoked_subcommand or "milkglass")) is None:
+            if (missing_extra := missing(error, ctx.invoked_subcommand or "milkglass")) is None:
                 raise
-            report(lacking, as_json)
-            code = lacking.exit_code
+            report(missing_extra, as_json)
+            code = missing_extra.exit_code
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:
@@ -101,10 +101,10 @@ def refused_value(error: Exception) -> UsageError | None:
     from milkglass.server.spec import needed
 
     fault = cause.errors()[0]
-    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
-    number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
-    shown_value = repr(value) if number else value
-    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown_value}, {rule}", "see --help")
+    name, refused, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
+    is_text = not refused.isascii() or not refused.replace(".", "", 1).lstrip("-").isdigit()
+    shown = repr(refused) if is_text else refused
+    return UsageError(f"{name}: {rule}" if repr(refused) in rule else f"{name} is {shown}, {rule}", "see --help")
 
 
 app = typer.Typer(

@@ -11,16 +11,16 @@ from milkglass.rows.blocks import FileShape
 DEFAULT_MIN_SCORE = 0.35  # the least score of what is masked: telephone numbers have 0.4
 
 
-def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: bool) -> None:
+def mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json: bool) -> None:
     """Masks a file, and prints how often each kind was masked.
 
     Args:
-        words: of `--set`: least=0.5.
+        settings: of `--set`: least=0.5.
     """
     from milkglass.sanitizers.masking import mask_file
 
     with bars(as_json) as stage:
-        report = mask_file(source, shape, out, least_of(words), stage("mask", source.stat().st_size))
+        report = mask_file(source, shape, out, min_score_of(settings), stage("mask", source.stat().st_size))
     rows: list[tuple[str, ...]] = [("masked", "times")]
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
     text = (
@@ -30,19 +30,19 @@ def mask(source: Path, shape: FileShape, out: Path, words: list[str], as_json: b
     emit(as_json, report, text)
 
 
-def least_of(words: list[str]) -> float:
+def min_score_of(settings: list[str]) -> float:
     """Returns the least score that `--set least=NUMBER` gives. Raises UsageError."""
     min_score = DEFAULT_MIN_SCORE
-    for word in words:
-        name, _, value = word.partition("=")
+    for setting in settings:
+        name, _, number = setting.partition("=")
         if name != "least":
             raise UsageError(f"mask has no parameter {name!r}", "it has least, the least score of what is masked")
         try:
-            min_score = float(value)
+            min_score = float(number)
         except ValueError:
             min_score = -1.0
         if not 0 <= min_score <= 1:
             raise UsageError(
-                f"least is {value!r}, a number from 0 to 1 is needed", f"{DEFAULT_MIN_SCORE} is the default"
+                f"least is {number!r}, a number from 0 to 1 is needed", f"{DEFAULT_MIN_SCORE} is the default"
             )
     return min_score

@@ -9,10 +9,10 @@ import typer
 
 from milkglass.cli.ui.options import (
     AsJson,
+    CredentialOptions,
     KeyOptions,
     PassphraseFile,
     ServerOptions,
-    WayOptions,
     Yes,
     changed,
     original,
@@ -49,7 +49,7 @@ def models(
     delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
     yes: Yes = False,
     *,
-    way: WayOptions,
+    credentials: CredentialOptions,
     as_json: AsJson = False,
 ) -> None:
     """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
@@ -58,7 +58,7 @@ def models(
     listed = server is not None and ref is None and not supported
     if not listed:
         about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
-        refuse_unused(about, {"--key": key, "--delete": delete, **changed(way)})
+        refuse_unused(about, {"--key": key, "--delete": delete, **changed(credentials)})
     if ref is not None and supported:
         raise UsageError("--supported and a model were both given", "leave one out")
     refuse_unused("to delete a model", {"--key": key} if delete else {})
@@ -69,28 +69,30 @@ def models(
             from milkglass.client.remote.remote import MODELS
 
             question = f"Delete the model {delete} from the server? It cannot be brought back."
-            with way.to(server).open() as remote:
+            with credentials.to(server).open() as remote:
                 erase(remote, MODELS, delete, question, yes, as_json)
         else:
-            _on_server(way.to(server), KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
+            _list_models(
+                credentials.to(server), KeyOptions(key, None, passphrase_file).open().key if key else None, as_json
+            )
         return
-    emit(as_json, *(_catalogue() if ref is None else _one(ref)))
+    emit(as_json, *(_catalogue() if ref is None else _model_facts(ref)))
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------
-def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
-    from milkglass.client.remote.responses import fits
+def _list_models(credentials: ServerOptions, key: Key | None, as_json: bool) -> None:
+    from milkglass.client.remote.responses import is_made_with
 
-    with way.open() as remote:
-        result = remote.models()
+    with credentials.open() as remote:
+        records = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
-    shown = [{name: model.get(name) for name in names} for model in result]
+    shown = [{name: model.get(name) for name in names} for model in records]
     if key is not None:
-        shown = [{**model, "key_fits": fits(model, key)} for model in shown]
-    emit(as_json, {"models": shown}, lambda: _server_words(shown))
+        shown = [{**model, "key_fits": is_made_with(model, key)} for model in shown]
+    emit(as_json, {"models": shown}, lambda: _model_table(shown))
 
 
-def _server_words(models: list[dict[str, Any]]) -> str:
+def _model_table(models: list[dict[str, Any]]) -> str:
     more = "what can be scrambled: milkglass models --supported"
     if not models:
         return f"the server has no models\n{more}"
@@ -104,16 +106,17 @@ def _server_words(models: list[dict[str, Any]]) -> str:
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
 def _catalogue() -> tuple[dict[str, Any], str]:
-    """As JSON and in words, as `_one` too."""
+    """Returns the embedded models and the supported families, as JSON and as text."""
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
 
     embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
-    families = table([(f"  {one.name}", one.kind, ", ".join(one.model_types)) for one in FAMILIES.values()])
+    families = table([(f"  {family.name}", family.kind, ", ".join(family.model_types)) for family in FAMILIES.values()])
     document = {
         "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
         "families": [
-            {"name": one.name, "kind": one.kind, "model_types": list(one.model_types)} for one in FAMILIES.values()
+            {"name": family.name, "kind": family.kind, "model_types": list(family.model_types)}
+            for family in FAMILIES.values()
         ],
     }
     return document, (
@@ -122,25 +125,25 @@ def _catalogue() -> tuple[dict[str, Any], str]:
     )
 
 
-def _one(ref: str) -> tuple[dict[str, Any], str]:
-    from milkglass.client.obfuscate.preflight import assumed, require_sound
+def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
+    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
     from milkglass.models.families import architecture_of
 
     base = original(ref)
-    result = architecture_of(base)
+    architecture = architecture_of(base)
     require_sound(base)
-    if warning := assumed(base):
+    if warning := assumption_of(base):
         note(warning)
-    tables = sum(base.tensors[name].bytes for name in result.touched)
+    tables = sum(base.tensors[name].bytes for name in architecture.touched)
     facts: dict[str, Any] = {
         "ref": ref,
         "folder": str(base.folder),
-        "family": result.family.name,
-        "kind": result.kind,
-        "vocabulary": result.vocab_size,
-        "dimensions": base.tensors[result.table].shape[1],
-        "dtype": base.tensors[result.table].dtype,
-        "touched": list(result.touched),
+        "family": architecture.family.name,
+        "kind": architecture.kind,
+        "vocabulary": architecture.vocab_size,
+        "dimensions": base.tensors[architecture.table].shape[1],
+        "dtype": base.tensors[architecture.table].dtype,
+        "touched": list(architecture.touched),
         "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
         "bytes_scrambled": tables,
     }
@@ -186,16 +189,16 @@ def upload(
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
-            did = f"the server had this very model already, nothing was replaced: {model}"
-            words = did if repeats else f"uploaded: {model}"
-            emit(as_json, {"model": model}, lambda: f"{words}\n{_next(remote, model, server, options)}")
+            unchanged = f"the server had this very model already, nothing was replaced: {model}"
+            result = unchanged if repeats else f"uploaded: {model}"
+            emit(as_json, {"model": model}, lambda: f"{result}\n{_next_steps(remote, model, server, options)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
 def _is_there(remote: Remote, name: str) -> bool:
-    """Whether the server has a model of this name. One of other weights is not replaced: the server refuses."""
+    """Returns whether the server has a model of this name. It refuses to replace one of other weights."""
     try:
         remote.model(name)
     except RemoteError as error:
@@ -206,7 +209,7 @@ def _is_there(remote: Remote, name: str) -> bool:
 
 
 def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
-    """The key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
+    """Returns the key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
     if key is None:
         return None
     if not path.is_dir():
@@ -222,8 +225,8 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     return unlocked
 
 
-def _next(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
-    """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
+def _next_steps(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
+    """Returns the next commands: a decoder's scheme may need no fine-tuning, which the server's copy does not say."""
     tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
@@ -250,18 +253,18 @@ def uploads(
             emit(as_json, {"id": delete, "deleted": True}, f"deleted: {delete}")
             return
         files, parts = remote.files(), remote.uploads()
-    emit(as_json, {"files": files, "unfinished": parts}, lambda: _upload_words(files, parts))
+    emit(as_json, {"files": files, "unfinished": parts}, lambda: _upload_table(files, parts))
 
 
-def _upload_words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
+def _upload_table(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
     if not files and not parts:
         return "the server has no uploads"
     rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
-    for one in [*files, *parts]:
-        size, have = one.get("bytes"), one.get("received")
-        part = f"{100 * have / size:.0f} %" if have is not None and size else "whole"
-        named = (cell(one.get("id")), cell(one.get("purpose")), megabytes(size))
-        rows.append((*named, part, moment(one.get("created_at"))))
+    for record in [*files, *parts]:
+        size, received = record.get("bytes"), record.get("received")
+        part = f"{100 * received / size:.0f} %" if received is not None and size else "whole"
+        cells = (cell(record.get("id")), cell(record.get("purpose")), megabytes(size))
+        rows.append((*cells, part, moment(record.get("created_at"))))
     return table(rows)
 
 

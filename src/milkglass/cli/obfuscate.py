@@ -64,19 +64,19 @@ PLUS_NOTE = (
 LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
-def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
+def outcome_lines(unlocked: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
     from milkglass.client.key.generate import scheme_of
 
-    key, start = opened.key, f"scrambled into {out} in {duration(seconds)}"
+    key, start = unlocked.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.summary_lines(opened.path, key, promise), f"  {LIMITS_NOTE}"]
+        return [start, *coarse.summary_lines(unlocked.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
-        return [start, f"  {_permutation_words(key)}", f"  {broken}"]
+        return [start, f"  {_permutation_text(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
         start,
-        f"  {_permutation_words(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {_permutation_text(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
         *([] if promise.condition is None else [f"  {PLUS_NOTE.format(promise.condition)}"]),
@@ -84,7 +84,7 @@ def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> li
     ]
 
 
-def _permutation_words(key: Key) -> str:
+def _permutation_text(key: Key) -> str:
     tokens = len(key.first)
     if len(key.sigma) > tokens:
         return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
@@ -92,27 +92,26 @@ def _permutation_words(key: Key) -> str:
 
 
 def next_steps(
-    opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
+    unlocked: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
     columns: str = "",
 ) -> list[str]:  # fmt: skip
     """Returns what the user must know to go on. `columns`: the options by which the rows that were given are read."""
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.plain_names import is_plain
 
-    opens = KeyOptions(opened.path, None, passphrase_file)
-    audit = f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
-    key, folder = opened.key, shlex.quote(str(out))
+    key_options = KeyOptions(unlocked.path, None, passphrase_file)
+    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
+    key, folder = unlocked.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
     folder_name = out.name if is_plain(out.name) else None
-    upload = (
-        f"milkglass upload {folder} {f'--name {folder_name} ' if folder_name else ''}{opens} --server {server}{token}"
-    )
+    name = f"--name {folder_name} " if folder_name else ""
+    upload = f"milkglass upload {folder} {name}{key_options} --server {server}{token}"
     rows = f"{shlex.quote(str(data))}{columns}"
-    tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {opens} --server {server}{token}"
+    tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {key_options} --server {server}{token}"
     trained = [tune] if data is not None else []
     answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
-    proxy = [f"then: milkglass proxy {opens} --server {server}{token}"] if answers else []
+    proxy = [f"then: milkglass proxy {key_options} --server {server}{token}"] if answers else []
     if scheme_of(key).broken:
         public = [f"to try it with public text: {upload}", *proxy] if answers else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
@@ -121,7 +120,7 @@ def next_steps(
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
-    return [*lines, audit, f"then: milkglass verify {folder} {opens}", f"then: {upload}", *trained, *proxy]
+    return [*lines, audit, f"then: milkglass verify {folder} {key_options}", f"then: {upload}", *trained, *proxy]
 
 
 @with_options
@@ -191,7 +190,7 @@ def obfuscate(
     refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
-    from milkglass.client.obfuscate.preflight import assumed, require_room, require_scramblable
+    from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import architecture_of
@@ -220,7 +219,7 @@ def obfuscate(
         final_scheme = requested_scheme if existing is None else scheme_of(existing.key)
         require_scramblable(base, final_scheme, delta)
         require_room(base, final_scheme, out, delta)
-        for remark in filter(None, [assumed(base)]):
+        for remark in filter(None, [assumption_of(base)]):
             note(remark)
         texts = files.read(base) if existing is None and files.data is not None else None
         if warning := final_scheme.broken or (
@@ -236,21 +235,21 @@ def obfuscate(
                 from milkglass.client.key.file import UnlockedKey
 
                 fresh_key = _make_key(base, ref, final_scheme, digest, texts, stage)
-                opened = UnlockedKey.new(
+                unlocked = UnlockedKey.new(
                     key, fresh_key, passphrase, weak=weak_passphrase
                 )  # before anything is scrambled with it
                 passphrase = ""
             else:
-                opened = existing
-                opened.key.require_model(digest)
+                unlocked = existing
+                unlocked.key.require_model(digest)
             try:
-                promise = scramble(base, opened.key, out, delta, stage)
+                promise = scramble(base, unlocked.key, out, delta, stage)
             except (UsageError, UnsupportedModel):
                 if existing is None:
                     key.unlink()  # it was made with parameters that cannot be, and would insist on them
                 raise
             if texts is not None:
-                coarse.remember_rate(key, opened.key, base, texts)
+                coarse.remember_rate(key, unlocked.key, base, texts)
     if existing is None:
         note(LOSS_WARNING.format(path=key))
     seconds = time.monotonic() - begin
@@ -259,12 +258,12 @@ def obfuscate(
         "key": str(key),
         "created_key": existing is None,
         "delta": delta,
-        "scheme": opened.key.info.public_scheme,
+        "scheme": unlocked.key.info.public_scheme,
         "promise": asdict(promise),
         "seconds": round(seconds, 2),
     }
     if delta:
-        document["base"] = {"model": ref, "digest": opened.key.model_digest}
+        document["base"] = {"model": ref, "digest": unlocked.key.model_digest}
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
     advice = (
@@ -272,8 +271,8 @@ def obfuscate(
         if existing is None and scheme is None and architecture_of(base).kind == "encoder"
         else []
     )
-    steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
-    emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *advice, *steps]))
+    steps = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.as_options())
+    emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, promise, seconds), *advice, *steps]))
 
 
 @contextmanager
@@ -283,8 +282,8 @@ def _resumable(key: Path, insisted: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if key.exists():
-            without_words = " without --new-key and --generate-passphrase" if insisted else ""
-            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without_words} goes on")
+            without = " without --new-key and --generate-passphrase" if insisted else ""
+            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
         else:
             note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
         raise
@@ -331,7 +330,7 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
     return columns.others(text)
 
 
-def _scheme_parameters(scheme: str, words: list[str], options: dict[str, float | None]) -> dict[str, Any]:
+def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, float | None]) -> dict[str, Any]:
     """Returns the scheme's parameters that the command sets.
 
     Raises UsageError for a value that the scheme refuses, whatever the model and the key are.
@@ -339,8 +338,8 @@ def _scheme_parameters(scheme: str, words: list[str], options: dict[str, float |
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
 
-    option_words = [f"{name}={value}" for name, value in options.items() if value is not None]
-    values = read_words(type(SCHEMES[scheme]), [*option_words, *words], scheme, without=["bands", "map"])
+    option_assignments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    values = read_words(type(SCHEMES[scheme]), [*option_assignments, *assignments], scheme, without=["bands", "map"])
     configured = SCHEMES.make(scheme, values)
     return {name: getattr(configured, name) for name in values}
 
@@ -373,26 +372,26 @@ def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
     """Opens the key file if it exists. Raises CodecAlone for a codec, which cannot scramble."""
     if not key.exists():
         return None
-    result = KeyOptions(key, None, passphrase_file).open()
-    result.key.require_whole()
-    return result
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    unlocked.key.require_whole()
+    return unlocked
 
 
-def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:
+def _require_same(unlocked: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:
     """Raises UsageError where a key that exists was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
     unfinished = partial_folder(out)
     removal = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
-    key_scheme = scheme_of(opened.key)
+    key_scheme = scheme_of(unlocked.key)
     if scheme not in (None, key_scheme.name):
         raise UsageError(
             f"this key was made for {key_scheme.name}, not {scheme}", f"give the file of a new key{removal}"
         )
-    for name, value in chosen.items():
+    for name, requested in chosen.items():
         fixed = getattr(key_scheme, name, None)
-        if value != fixed:
+        if requested != fixed:
             raise UsageError(
-                f"this key was made with {name} = {fixed}, not {value}",
+                f"this key was made with {name} = {fixed}, not {requested}",
                 f"leave the option out, or give the file of a new key{removal}",
             )

@@ -29,7 +29,7 @@ from milkglass.cli.ui.options import (
     require_file,
     with_options,
 )
-from milkglass.cli.ui.passphrase import opened
+from milkglass.cli.ui.passphrase import open_with_passphrase
 from milkglass.cli.ui.terminal import INTERRUPTED, at_work, note, note_apart, say
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
 from milkglass.errors import UsageError
@@ -202,7 +202,7 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
     from milkglass.attest.claims import Verdict
     from milkglass.attest.sources import read_collateral
 
-    rules, files = policies.read(path), read_collateral(collateral)
+    rules, files = policies.read(path, policies.Policy), read_collateral(collateral)
     pinned = policies.read_lock(path)
     last = list[tuple[bool, tuple[str, ...]]]()
 
@@ -270,7 +270,11 @@ def _open_keys(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
     from milkglass.client.key.file import UnlockedKey
 
     paths = {file.resolve(): file for file in (*key_files, *files.values())}
-    return opened(key.passphrase_file, lambda word: [UnlockedKey.open(file, word) for file in paths.values()])[0]
+
+    def open_all(passphrase: str) -> list[UnlockedKey]:
+        return [UnlockedKey.open(file, passphrase) for file in paths.values()]
+
+    return open_with_passphrase(key.passphrase_file, open_all)[0]
 
 
 @with_options

@@ -37,15 +37,15 @@ def reproduce(
     from milkglass.experiments.report import table
     from milkglass.experiments.reproduce import reproduce as run
 
-    def progress(words: str) -> None:
+    def progress(message: str) -> None:
         if not as_json:
-            note(f"  {words}")
+            note(f"  {message}")
 
     with resumable(out):
         results = run(recipe, data, out, quick, at_once, progress, cache)
-    result = json.loads(results.read_text("utf-8"))
+    document = json.loads(results.read_text("utf-8"))
     pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
-    emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
+    emit(as_json, {"files": pages, **document}, lambda: "\n".join([table.words(table.read(document)), "", *pages]))
 
 
 def _require_readable(recipe: Path, data: Path, quick: bool) -> None:

@@ -37,7 +37,7 @@ GHOST_TEXT = (
 
 
 def read_shape(
-    path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(),
+    path: Path, extra: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
     """Returns what a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
@@ -47,7 +47,7 @@ def read_shape(
     from milkglass.rows.tables import delimiter_named
 
     require_file(path, FILES_HINT)
-    shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))
+    shape = shape_of(path, extra, kept, None if delimiter is None else delimiter_named(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
     return replace(shape, roles=roles, instruction=instruction)
@@ -179,20 +179,20 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
 def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
-        (name, f"{word['words']:,}", f"{100 * word['replaced_share']:.1f} %")
-        for name, word in report["words"].items()
-        if _has_class(report, name) or word["words"]
+        (name, f"{count['words']:,}", f"{100 * count['replaced_share']:.1f} %")
+        for name, count in report["words"].items()
+        if _has_class(report, name) or count["words"]
     ]
     fields_left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
-    words = report["words"]
-    unknown_share = words["unknown"]["words"] / max(1, words["all"]["words"])
+    counts = report["words"]
+    unknown_share = counts["unknown"]["words"] / max(1, counts["all"]["words"])
     if unknown_share > UNKNOWN_SHARE_SHOWN:
         lines += [
             f"{100 * unknown_share:.0f} % of the words are not in the table, so that they are replaced by any word at "
             "all"
         ]
-    if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
+    if report["method"].startswith("santext") and counts["all"]["replaced_share"] > NEARLY_ALL:
         from milkglass.sanitizers.santext import halfway
 
         lines += [
@@ -210,10 +210,10 @@ def _has_class(report: dict[str, Any], name: str) -> bool:
 
 
 def sanitize_by_ghost(
-    source: str, out: Path | None, model: str, words: Sequence[str], seed: int | None,
-    also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
+    source: str, out: Path | None, model: str, assignments: Sequence[str], seed: int | None,
+    extra: Sequence[str] | None, kept: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Replaces tokens by shadows. `words`: parameters of the search and the selection, such as "k=70" and "beams=2"."""
+    """Replaces tokens by shadows. `assignments` set the search and the selection, such as "k=70" and "beams=2"."""
     from dataclasses import replace
 
     from milkglass.files import require_writable
@@ -231,11 +231,12 @@ def sanitize_by_ghost(
     path = Path(source)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    of_selection = [word for word in words if word.partition("=")[0] in SELECTION]
-    of_search = [word for word in words if word not in of_selection]
-    chosen_selection = read_words(Selection, [word.replace("selection=", "way=", 1) for word in of_selection], "ghost")
+    of_selection = [assignment for assignment in assignments if assignment.partition("=")[0] in SELECTION]
+    of_search = [assignment for assignment in assignments if assignment not in of_selection]
+    by_field = [assignment.replace("selection=", "way=", 1) for assignment in of_selection]
+    chosen_selection = read_words(Selection, by_field, "ghost")
     search, selection = Search(**_search_of(of_search)), Selection(**chosen_selection)
-    shape = read_shape(path, frozenset(also or ()), frozenset(keep or ()), delimiter=delimiter)
+    shape = read_shape(path, frozenset(extra or ()), frozenset(kept or ()), delimiter=delimiter)
     plan = GhostJob.of(path, shape, out)
     plan.require_free()
     require_writable(out)
@@ -260,16 +261,17 @@ def sanitize_by_ghost(
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _ghost_summary(report, out))
 
 
-def _search_of(words: Sequence[str]) -> dict[str, Any]:
+def _search_of(assignments: Sequence[str]) -> dict[str, Any]:
     """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
     from milkglass.parameters import described, parameters_of, read_words
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
 
-    if unknown_words := [word for word in words if "=" in word and word.partition("=")[0] not in parameters_of(Search)]:
+    names = [assignment.partition("=")[0] for assignment in assignments if "=" in assignment]
+    if unknown := [name for name in names if name not in parameters_of(Search)]:
         parameters = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
-        raise UsageError(f"ghost has no parameter {unknown_words[0].partition('=')[0]!r}", f"it has {parameters}")
-    return read_words(Search, words, "ghost")
+        raise UsageError(f"ghost has no parameter {unknown[0]!r}", f"it has {parameters}")
+    return read_words(Search, assignments, "ghost")
 
 
 def _ghost_summary(report: dict[str, Any], out: Path) -> str:
@@ -381,8 +383,6 @@ def sanitize(
     chats, --role user keeps the answers.
     """
     if method == "ghost":
-        from milkglass.cli.sanitize import sanitize_by_ghost
-
         other_options = {
             "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
             "corpus": corpus, "by": by, "role": role, "instruction": instruction,
@@ -432,19 +432,21 @@ def sanitize(
     write_file(chosen, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
 
 
-def _method(name: str, words: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
+def _method(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
     """Returns the method with its parameters. words: of `--set`. options: the other options that set one."""
     from milkglass.parameters import parameters_of, read_words
     from milkglass.sanitizers.catalogue import SANITIZERS
 
     if name not in SANITIZERS:
         raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost', 'mask'))}")
-    kind = type(SANITIZERS[name])
+    method_type = type(SANITIZERS[name])
     values = {option: value for option, value in options.items() if value is not None}
-    _require_unused(name, {option: value for option, value in values.items() if option not in parameters_of(kind)})
+    _require_unused(
+        name, {option: value for option, value in values.items() if option not in parameters_of(method_type)}
+    )
     if "epsilon" not in values and name in EPSILON:
         values["epsilon"] = EPSILON[name]
-    return SANITIZERS.make(name, {**read_words(kind, words, name, without=tuple(options)), **values})
+    return SANITIZERS.make(name, {**read_words(method_type, assignments, name, without=tuple(options)), **values})
 
 
 def _require_unused(method: str, options: dict[str, Any]) -> None:
@@ -462,9 +464,9 @@ def _require_files(source: Path, out: Path | None) -> None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
     # OUT has IN's rows, and programs read it by its suffix
-    kind, out_kind = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
-    if out_kind not in (None, kind):
+    row_format, out_format = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    if out_format not in (None, row_format):
         raise UsageError(
-            f"{out.name} is a name for {out_kind}, and {source.name} contains {kind}",
+            f"{out.name} is a name for {out_format}, and {source.name} contains {row_format}",
             f"end it in {source.suffix or '.txt'}",
         )

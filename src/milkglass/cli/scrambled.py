@@ -27,30 +27,30 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
-    from milkglass.client.obfuscate.preflight import assumed, require_sound
+    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
     from milkglass.client.obfuscate.verify import verify as check
 
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
-    opened = key.open()
-    opened.key.require_whole()
-    _require_its_key(out, opened.key)
-    base = original(key.model or opened.key.info.model)
+    unlocked = key.open()
+    unlocked.key.require_whole()
+    _require_its_key(out, unlocked.key)
+    base = original(key.model or unlocked.key.info.model)
     require_sound(base)
-    if warning := assumed(base):
+    if warning := assumption_of(base):
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
-        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
-        checks = check(base, opened.key, out, stage)
-    passed = all(result.passed for result in checks)
+        unlocked.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        checks = check(base, unlocked.key, out, stage)
+    passed = all(outcome.passed for outcome in checks)
     emit(
         as_json,
-        {"out": str(out), "passed": passed, "checks": [asdict(result) for result in checks]},
-        "\n".join(f"{'ok  ' if result.passed else 'FAIL'}  {result.name}: {result.detail}" for result in checks),
+        {"out": str(out), "passed": passed, "checks": [asdict(outcome) for outcome in checks]},
+        "\n".join(f"{'ok  ' if outcome.passed else 'FAIL'}  {outcome.name}: {outcome.detail}" for outcome in checks),
     )
     if not passed:
-        failed_names = ", ".join(result.name for result in checks if not result.passed)
+        failed_names = ", ".join(outcome.name for outcome in checks if not outcome.passed)
         raise CorruptCheckpoint(
             f"{out} fails: {failed_names}", "don't upload it; make it again with `milkglass obfuscate`"
         )
@@ -59,12 +59,12 @@ def verify(
 def _require_its_key(out: Path, key: Key) -> None:
     """Raises KeyForOtherModel at once if another key made the folder: else all tensors would be reported as wrong."""
     from milkglass.client.layout import KEY_ID
-    from milkglass.client.remote.responses import fits
+    from milkglass.client.remote.responses import is_made_with
     from milkglass.models.checkpoint import read_json
 
     config = out / "config.json"
     key_id = read_json(config).get(KEY_ID) if config.is_file() else None
-    if fits({"key_id": key_id}, key) is False:
+    if is_made_with({"key_id": key_id}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
 
 

@@ -164,13 +164,13 @@ def _attested(
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
     from milkglass.attest.sealing import Vault
-    from milkglass.attest.sources import EvidenceSource, NoGpus, Nvml, Software, Tsm, read_collateral
+    from milkglass.attest.sources import EvidenceSource, Software, Tsm, nvml_evidence, read_collateral
     from milkglass.server import process
 
     hardware = Software() if software else Tsm()
     vault = None if receive is None else Vault.new(receive)
     public = b"" if vault is None else vault.public_key
-    source = EvidenceSource(hardware, Nvml() if gpus else NoGpus(), public, read_collateral(collateral))
+    source = EvidenceSource(hardware, nvml_evidence if gpus else None, public, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request
     if software:

@@ -17,8 +17,8 @@ from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     AuditOptions,
+    CredentialOptions,
     ModelRef,
-    WayOptions,
     changed,
     kept_name,
     original,
@@ -69,7 +69,7 @@ def classify(
     ] = None,
     model: ModelRef = None,
     *,
-    way: WayOptions,
+    credentials: CredentialOptions,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -79,7 +79,7 @@ def classify(
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
     if folder is not None:
-        refuse_unused("with --folder, which asks no server", changed(way))
+        refuse_unused("with --folder, which asks no server", changed(credentials))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = texts_to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -92,10 +92,10 @@ def classify(
     base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, client_info, base, texts, pairs)
-    with _answering(url, folder, way) as (info, answer), bars(as_json) as stage:
-        half = ClientHalf.open(client, base, client_info, sending=len(rows))
+    with _answering(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
+        client_half = ClientHalf.open(client, base, client_info, sending=len(rows))
         progress = stage("classify", len(rows))
-        shares = half.classify(texts, pairs, info, answer, progress)
+        shares = client_half.classify(texts, pairs, encoder_info, answer, progress)
     results = [
         Classified(
             client_info.names[int(probabilities.argmax())],
@@ -107,18 +107,20 @@ def classify(
 
 
 @contextmanager
-def _answering(url: str | None, folder: Path | None, way: WayOptions) -> Iterator[tuple[EncoderInfo, Answer]]:
+def _answering(
+    url: str | None, folder: Path | None, credentials: CredentialOptions
+) -> Iterator[tuple[EncoderInfo, Answer]]:
     """Returns the server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
         from milkglass.split.server import ServerHalf
 
-        half = ServerHalf.open(folder)
-        yield half.info, half.answer
+        server_half = ServerHalf.open(folder)
+        yield server_half.info, server_half.answer
         return
     from milkglass.split.client import Wire
 
-    with way.to(str(url)).open() as remote:
+    with credentials.to(str(url)).open() as remote:
         wire = Wire(remote.connection)
         yield wire.info(), wire.answer
 
@@ -139,7 +141,7 @@ def audit(
 
     Nothing is sent anywhere, and the client's count of sent texts is unchanged.
     """
-    from milkglass.cli.audit import attacked, print_audit, require_audit
+    from milkglass.cli.audit import print_audit, require_audit, run_audit
 
     require_audit(audited.out, audited.budget, audited.text, audited.public)
     for folder in (client, server):
@@ -166,7 +168,7 @@ def audit(
         "sent": read_description(client)["sent"],
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
-    result = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result = run_audit(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 
@@ -239,7 +241,7 @@ def train(
     }  # fmt: skip
     if not as_json:
         note(KEEP_HINT.format(client=client))
-    emit(as_json, document, lambda: _training_words(document, data))
+    emit(as_json, document, lambda: _training_text(document, data))
 
 
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
@@ -248,18 +250,18 @@ def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts
     from milkglass.split.server import ServerHalf
     from milkglass.split.train import evaluate
 
-    half = ClientHalf.open(client, base, client_about(client))
-    return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
+    client_half = ClientHalf.open(client, base, client_about(client))
+    return evaluate(client_half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
-def _training_words(document: dict[str, Any], data: Path) -> str:
+def _training_text(document: dict[str, Any], data: Path) -> str:
     client, server = (shlex.quote(document[name]) for name in ("client", "server"))
     return "\n".join(
         [
             f"split by {document['method']} and trained on {document['texts']:,} texts in {document['steps']:,} steps, "
             f"{duration(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
-            *_right(document["validation"]),
+            *_accuracy_lines(document["validation"]),
             f"guarantee: {document['guarantee'] or NOTHING_SAVED}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
@@ -268,7 +270,7 @@ def _training_words(document: dict[str, Any], data: Path) -> str:
     )
 
 
-def _right(evaluation: dict[str, Any] | None) -> list[str]:
+def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
     if evaluation is None:
         return []
     left_out = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
@@ -329,9 +331,9 @@ def serve(
     from milkglass.split.server import serve as run
 
     with at_work(doing=f"load {model}"):
-        half = open_half(Path(model))
+        server_half = open_half(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
-    run(half, home.resolve(), port, token)
+    run(server_half, home.resolve(), port, token)
 
 
 def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerifier | None:
@@ -340,12 +342,12 @@ def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerif
         return None
     if measurements is not None and policy is not None:
         raise UsageError("--enclave-policy takes the place of --allow-measurement", "write the measurements into it")
-    from milkglass.attest.policy import read_enclave
+    from milkglass.attest.policy import EnclavePolicy, read
     from milkglass.enclave.verification import QuoteVerifier
     from milkglass.split.decoder.gate import measurements_of
 
     if policy is not None:
-        verifier = QuoteVerifier(read_enclave(policy))
+        verifier = QuoteVerifier(read(policy, EnclavePolicy))
     else:
         verifier = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
     for name, reason in verifier.policy.accept.items():

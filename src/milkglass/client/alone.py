@@ -89,9 +89,9 @@ class Vectorizers:
     def fit(cls, rows: Rows) -> Vectorizers:
         joined, fitted = rows.joined(), {}
         for name in ("words", "content", "letters"):
-            one = _vectorizer(name)
+            vectorizer = _vectorizer(name)
             try:
-                fitted[name] = one.fit(joined)
+                fitted[name] = vectorizer.fit(joined)
             except ValueError:  # no word is left, as of texts that consist of marks alone
                 continue
         if rows.pairs is None:
@@ -307,9 +307,9 @@ class LinearModel:
         """
         if self.regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
-        result = np.full((len(texts), classes), -np.log(self.rows + 1.0))
-        result[:, self.classes] = self._mean(Rows(texts, pairs))
-        return result
+        log_shares = np.full((len(texts), classes), -np.log(self.rows + 1.0))
+        log_shares[:, self.classes] = self._mean(Rows(texts, pairs))
+        return log_shares
 
     def _mean(self, rows: Rows) -> Floats:
         """Returns (b, classes) log-probabilities of the mean, or (b, 1) the mean score."""
@@ -324,7 +324,7 @@ class LinearModel:
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _cross_validate(one: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
+def _cross_validate(candidate: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
     """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -332,15 +332,15 @@ def _cross_validate(one: LinearCandidate, matrix: Any, target: NDArray[Any], cla
     rarest = int(np.bincount(target).min()) if classes else 0
     split = StratifiedKFold(folds, shuffle=True, random_state=seed) if rarest >= folds else (
         KFold(folds, shuffle=True, random_state=seed))  # fmt: skip
-    result = np.full((len(target), classes or 1), -1e3 if classes else 0.0)
+    outputs = np.full((len(target), classes or 1), -1e3 if classes else 0.0)
     for train, test in split.split(target, target):
         if classes and len(present := np.unique(target[train])) < 2:
-            result[test, target[train][0]] = 0
+            outputs[test, target[train][0]] = 0
             continue
         columns = present if classes else np.zeros(1, np.int64)
-        numbers = np.searchsorted(present, target[train]) if classes else target[train]
-        result[np.ix_(test, columns)] = _outputs(matrix[test], *one.fit(matrix[train], numbers))
-    return result
+        fitted_target = np.searchsorted(present, target[train]) if classes else target[train]
+        outputs[np.ix_(test, columns)] = _outputs(matrix[test], *candidate.fit(matrix[train], fitted_target))
+    return outputs
 
 
 def _choose_members(
@@ -348,8 +348,8 @@ def _choose_members(
 ) -> tuple[list[int], list[float], float]:
     """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
     if regression:
-        error = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
-        best = [int(n) for n in np.argsort(error, kind="stable")[:MAX_MEMBERS]]
+        errors = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
+        best = [int(n) for n in np.argsort(errors, kind="stable")[:MAX_MEMBERS]]
         mean = np.mean([outputs[n][:, 0] for n in best], axis=0)
         return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
@@ -357,9 +357,9 @@ def _choose_members(
     def likelihood(output: Floats, temperature: float) -> float:
         return float(log_softmax(temperature * output, 1)[rows, target].mean())
 
-    accuracy = [float((output.argmax(1) == target).mean()) for output in outputs]
+    accuracies = [float((output.argmax(1) == target).mean()) for output in outputs]
     temperatures = [max(TEMPERATURES, key=lambda one, output=output: likelihood(output, one)) for output in outputs]  # type: ignore[misc]
-    order = sorted(range(len(outputs)), key=lambda n: (-accuracy[n], -likelihood(outputs[n], temperatures[n])))
+    order = sorted(range(len(outputs)), key=lambda n: (-accuracies[n], -likelihood(outputs[n], temperatures[n])))
     best = order[:MAX_MEMBERS]
     mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
     return best, temperatures, float((mean.argmax(1) == target).mean())
@@ -421,20 +421,22 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
         if document["version"] != 1:
             raise ValueError("another version")
         fitted = {}
-        for name, words in document["vocabulary"].items():
-            one = _vectorizer(name)
-            one.set_params(vocabulary={word: column for column, word in enumerate(words)}, max_features=None)
-            one.idf_ = tensors[f"idf.{name}"]
-            fitted[name] = one
-        members = tuple(
-            Member(
-                LinearCandidate(_one_of(raw["features"], Features), _one_of(raw["kind"], Kind), float(raw["strength"])),
-                tensors[f"weights.{number}"].astype(np.float64), tensors[f"bias.{number}"], float(raw["temperature"]),
+        for name, vocabulary in document["vocabulary"].items():
+            vectorizer = _vectorizer(name)
+            vectorizer.set_params(
+                vocabulary={word: column for column, word in enumerate(vocabulary)}, max_features=None
             )
-            for number, raw in enumerate(document["members"])
-        )  # fmt: skip
+            vectorizer.idf_ = tensors[f"idf.{name}"]
+            fitted[name] = vectorizer
+        members = []
+        for number, entry in enumerate(document["members"]):
+            candidate = LinearCandidate(
+                _one_of(entry["features"], Features), _one_of(entry["kind"], Kind), float(entry["strength"])
+            )
+            weights = tensors[f"weights.{number}"].astype(np.float64)
+            members.append(Member(candidate, weights, tensors[f"bias.{number}"], float(entry["temperature"])))
         model = LinearModel(
-            Vectorizers(fitted, tensors.get("scales")), members, np.array(document["classes"], np.int64),
+            Vectorizers(fitted, tensors.get("scales")), tuple(members), np.array(document["classes"], np.int64),
             int(document["rows"]), float(document["validated"]),
         )  # fmt: skip
         return model, [str(label) for label in document["labels"]]
@@ -444,7 +446,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
         ) from None
 
 
-def _one_of(value: Any, choices: Any) -> Any:
-    if value not in get_args(choices):
+def _one_of(name: Any, literal: Any) -> Any:
+    if name not in get_args(literal):
         raise ValueError("an unknown choice")
-    return value
+    return name

@@ -73,8 +73,13 @@ def config_entries(model_type: str) -> frozenset[str]:
     """Returns the entries that a config of this model type can have, those of generation in older configs too."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
-    return UNLISTED_ENTRIES | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+    config_class = CONFIG_MAPPING[model_type]
+    return (
+        UNLISTED_ENTRIES
+        | generation_entries()
+        | frozenset(config_class().to_dict())
+        | frozenset(config_class.attribute_map)
+    )
 
 
 def generation_entries() -> frozenset[str]:
@@ -83,22 +88,22 @@ def generation_entries() -> frozenset[str]:
     return frozenset(GenerationConfig().to_dict())
 
 
-def tells(name: str, value: Any) -> bool:
+def has_private_words(name: str, entry: Any) -> bool:
     """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
-    words = [] if isinstance(value, Mapping) else list(_words(value))
+    texts = [] if isinstance(entry, Mapping) else list(_words(entry))
     return not WORD.fullmatch(name) or (
-        bool(words) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in words))
+        bool(texts) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in texts))
     )
 
 
-def _words(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield from [value] if value else []
-    elif isinstance(value, Mapping):
-        yield from _words([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            yield from _words(item)
+def _words(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield from [entry] if entry else []
+    elif isinstance(entry, Mapping):
+        yield from _words([*entry, *entry.values()])
+    elif isinstance(entry, list):
+        for element in entry:
+            yield from _words(element)
 
 
 def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
@@ -111,24 +116,24 @@ def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None 
     Raises:
         UnsupportedModel: an entry has token ids in an unknown shape.
     """
-    result: dict[str, Any] = {}
-    for name, value in config.items():
+    mapped: dict[str, Any] = {}
+    for name, entry in config.items():
         if name in NAMES:
             continue
         if name in LABELS:
-            result |= {name: numbered_labels(name, len(value))} if value else {}
+            mapped |= {name: numbered_labels(name, len(entry))} if entry else {}
             continue
-        if name in WEIGHTED and value:
+        if name in WEIGHTED and entry:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
         if _is_id_key(name) or name in NESTED_LISTS:
-            result[name] = _map_ids(name, value, sigma)
-        elif name in POSITION_PAIRS and value:
-            result[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
-        elif tells(name, value) or (entries is not None and name not in entries):
+            mapped[name] = _map_ids(name, entry, sigma)
+        elif name in POSITION_PAIRS and entry:
+            mapped[name] = [[position, _map_ids(name, token, sigma)] for position, token in entry]
+        elif has_private_words(name, entry) or (entries is not None and name not in entries):
             continue
         else:
-            result[name] = remap(value, sigma) if isinstance(value, Mapping) else value
-    return result
+            mapped[name] = remap(entry, sigma) if isinstance(entry, Mapping) else entry
+    return mapped
 
 
 def numbered_labels(name: str, count: int) -> dict[str, Any]:
@@ -138,24 +143,26 @@ def numbered_labels(name: str, count: int) -> dict[str, Any]:
     return {f"LABEL_{number}": number for number in range(count)}
 
 
-def _map_ids(name: str, value: Any, sigma: Map) -> Any:
-    if value is None:
+def _map_ids(name: str, entry: Any, sigma: Map) -> Any:
+    if entry is None:
         return None
-    if isinstance(value, list):
-        mapped = [_map_ids(name, item, sigma) for item in value]
-        return [item for item in mapped if item is not None]
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(entry, list):
+        mapped = [_map_ids(name, element, sigma) for element in entry]
+        return [element for element in mapped if element is not None]
+    if isinstance(entry, bool) or not isinstance(entry, int):
         raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
-    return sigma(value) if value >= 0 else None  # some configs write -1 for "none"
+    return sigma(entry) if entry >= 0 else None  # some configs write -1 for "none"
 
 
 def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
-    for name, value in config.items():
+    for name, entry in config.items():
         if _is_id_key(name) and name not in ID_LISTS:
-            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int))
-        elif isinstance(value, Mapping) and name.endswith("config"):
-            yield from special_ids(value)
+            yield from (
+                element for element in (entry if isinstance(entry, list) else [entry]) if isinstance(element, int)
+            )
+        elif isinstance(entry, Mapping) and name.endswith("config"):
+            yield from special_ids(entry)
 
 
 @dataclass(frozen=True)
@@ -190,10 +197,10 @@ class ModelSampling:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(name: str, setting: Any) -> bool:
     low, high = RANGES[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(setting, bool) or not isinstance(setting, int | float) or not math.isfinite(setting):
         return False
-    if name == "top_k" and value != int(value):
+    if name == "top_k" and setting != int(setting):
         return False
-    return low <= value <= high and not (value == low and name in EXCLUSIVE_MINIMUM)
+    return low <= setting <= high and not (setting == low and name in EXCLUSIVE_MINIMUM)

@@ -95,10 +95,10 @@ class Session(AbstractContextManager["Session"]):
     # --- models -------------------------------------------------------------------------------------------------------
     def describe(self, model: str) -> dict[str, Any]:
         """Returns the server's description of a model. Raises KeyForOtherModel if it was not made with this key."""
-        info = self.remote.model(model)
-        if warning := require_key(info, self.unlocked.key, model):
+        description = self.remote.model(model)
+        if warning := require_key(description, self.unlocked.key, model):
             self._notice(warning)
-        return info
+        return description
 
     # --- classification -----------------------------------------------------------------------------------------------
     def classify(
@@ -127,25 +127,26 @@ class Session(AbstractContextManager["Session"]):
             UsageError: the key has no labels of that job.
         """
         self._require_labels(labels_of)
-        info = self.describe(model)
-        trained = self._trained_length(info.get("job")) if truncate else None
-        encoded = self.codec.encode(texts, pairs, trained, truncate)
+        description = self.describe(model)
+        trained_length = self._trained_length(description.get("job")) if truncate else None
+        encoded = self.codec.encode(texts, pairs, trained_length, truncate)
         if encoded.long:
-            self._say_cut(len(texts), encoded.long, trained)
-        names, scale = self._names(model, info.get("job"), labels_of), self._scale(model, info.get("job"), labels_of)
+            self._notice_cut(len(texts), encoded.long, trained_length)
+        job = description.get("job")
+        label_names, scale = self._label_names(model, job, labels_of), self._scale(model, job, labels_of)
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
-        cut = {*encoded.long}
+        cut_numbers = {*encoded.long}
         for start in range(0, len(texts), BATCH):
-            part = slice(start, start + BATCH)
-            types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
-            for prediction in self.remote.classify(model, encoded.ids[part], types):
-                label_names = names if sorted(names) == list(range(len(prediction.probabilities))) else {}
-                labels_fit = labels_fit and bool(label_names)
-                result = Classified.of(prediction, label_names, scale)
-                results.append(replace(result, cut=True) if len(results) in cut else result)
-            progress(len(encoded.ids[part]))
-        self._say_names(model, results, names, labels_fit, scale)
+            batch = slice(start, start + BATCH)
+            token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
+            for prediction in self.remote.classify(model, encoded.ids[batch], token_type_ids):
+                fits = sorted(label_names) == list(range(len(prediction.probabilities)))
+                labels_fit = labels_fit and fits
+                classified = Classified.of(prediction, label_names if fits else {}, scale)
+                results.append(replace(classified, cut=len(results) in cut_numbers))
+            progress(len(encoded.ids[batch]))
+        self._notice_missing_names(model, results, label_names, labels_fit, scale)
         return results
 
     def _trained_length(self, job: object) -> int | None:
@@ -159,45 +160,47 @@ class Session(AbstractContextManager["Session"]):
                 return None
             raise
         length = settings.get("max_length") if isinstance(settings, Mapping) else None
-        usable = isinstance(length, int) and LEAST_LENGTH <= length <= self.codec.limit
-        return length if usable else None
+        return length if isinstance(length, int) and LEAST_LENGTH <= length <= self.codec.limit else None
 
-    def _say_cut(self, texts: int, cut: Sequence[int], trained: int | None) -> None:
-        """Says which texts are cut, and to what."""
-        numbers = [str(number + 1) for number in cut[:MAX_PLACES_SHOWN]]
-        others = [f"{len(cut) - len(numbers):,} more"] if len(cut) > len(numbers) else []
-        limit = f"{trained or self.codec.limit} tokens"
-        as_ = "as the rows were that the model was trained with" if trained else "which is what the model takes"
-        row_words = "" if texts == 1 else f" (number {', '.join([*numbers, *others])})"
+    def _notice_cut(self, texts: int, cut: Sequence[int], trained_length: int | None) -> None:
+        """Notices which of so many texts are cut, and to how many tokens."""
+        shown = [str(index + 1) for index in cut[:MAX_PLACES_SHOWN]]
+        if len(cut) > len(shown):
+            shown.append(f"{len(cut) - len(shown):,} more")
+        numbers = "" if texts == 1 else f" (number {', '.join(shown)})"
+        reason = (
+            "as the rows were that the model was trained with" if trained_length else "which is what the model takes"
+        )
         noun, verb = "text" if texts == 1 else "texts", "is" if len(cut) == 1 else "are"
-        self._notice(f"{len(cut):,} of {texts:,} {noun} {verb} cut to {limit}, {as_}{row_words}")
+        limit = trained_length or self.codec.limit
+        self._notice(f"{len(cut):,} of {texts:,} {noun} {verb} cut to {limit} tokens, {reason}{numbers}")
 
     def _require_labels(self, labels_of: str | None) -> None:
         """Raises UsageError for a job of which the key has neither labels nor a scale."""
-        info = self.unlocked.key.info
-        if labels_of not in (None, NEWEST, *info.labels_by_job, *info.scales_by_job):
-            jobs = ", ".join((*info.labels_by_job, *info.scales_by_job)) or "none"
+        key_info = self.unlocked.key.info
+        if labels_of not in (None, NEWEST, *key_info.labels_by_job, *key_info.scales_by_job):
+            jobs = ", ".join((*key_info.labels_by_job, *key_info.scales_by_job)) or "none"
             raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
 
-    def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
+    def _label_names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
         """Returns label names by number. The job in the model's name takes precedence over the server's statement."""
-        info = self.unlocked.key.info
-        labels = info.labels_by_job
+        key_info = self.unlocked.key.info
+        labels = key_info.labels_by_job
         if labels_of is None:
-            numbers = info.labels_of(model) or labels.get(str(job)) or {}
+            number_of_label = key_info.labels_of(model) or labels.get(str(job)) or {}
         elif labels_of == NEWEST:
-            numbers = info.labels or {}
+            number_of_label = key_info.labels or {}
         else:
-            numbers = labels.get(labels_of, {})
-        return {number: name for name, number in numbers.items()}
+            number_of_label = labels.get(labels_of, {})
+        return {number: name for name, number in number_of_label.items()}
 
     def _scale(self, model: str, job: object, labels_of: str | None) -> Scale | None:
-        info = self.unlocked.key.info
+        key_info = self.unlocked.key.info
         if labels_of == NEWEST:
-            return info.scale
-        return info.scale_of(model, str(job)) if labels_of is None else info.scale_of(labels_of, labels_of)
+            return key_info.scale
+        return key_info.scale_of(model, str(job)) if labels_of is None else key_info.scale_of(labels_of, labels_of)
 
-    def _say_names(
+    def _notice_missing_names(
         self, model: str, results: Sequence[Classified], names: Mapping[int, str], labels_fit: bool, scale: Scale | None
     ) -> None:
         if any(result.score is not None for result in results):
@@ -247,10 +250,14 @@ class Session(AbstractContextManager["Session"]):
 
         Raises NoChatTemplate if it has none, UnsupportedModel for an encoder or a key whose ids name no token.
         """
-        start = _system(system)
+        system_messages = _system(system)
         self.require_generator(model)  # first: an encoder has no template either
-        self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
-        return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start, True)
+        self.codec.encode_chat([*system_messages, {"role": "user", "content": "hi"}])  # raises before anyone types
+
+        def ask(turns: list[Message]) -> Answer:
+            return self._answer(model, self.codec.encode_chat(turns), sampling)
+
+        return Conversation(ask, system_messages, keeps=True)
 
     def require_generator(self, model: str) -> None:
         """Raises UnsupportedModel for a model, or a key, by which no text can be generated."""
@@ -267,23 +274,23 @@ class Session(AbstractContextManager["Session"]):
         sampling = (sampling or Sampling()).completed(self.codec.sampling.values)
         if not sampling.stop_token_ids:
             sampling = replace(sampling, stop_token_ids=tuple(self.codec.stop_ids.tolist()))
-        result = Answer(iter(()), len(ids))
-        result.pieces = self._pieces(model, ids, sampling, result)
-        return result
+        answer = Answer(iter(()), len(ids))
+        answer.pieces = self._pieces(model, ids, sampling, answer)
+        return answer
 
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
         self._count(1, len(ids))
-        decoder, tokens = self.codec.stream(), 0
+        decoder, counted_tokens = self.codec.stream(), 0
         try:
             for new_ids in self.remote.generate(model, ids, sampling):
                 answer.ids += new_ids
-                if answer.tokens - tokens >= UNCOUNTED_TOKENS:
-                    self._count(0, answer.tokens - tokens)
-                    tokens = answer.tokens
+                if answer.tokens - counted_tokens >= UNCOUNTED_TOKENS:
+                    self._count(0, answer.tokens - counted_tokens)
+                    counted_tokens = answer.tokens
                 yield decoder.push(new_ids)
             yield decoder.flush()
         finally:  # the answer is text under this key too, and so is the part of one that is cut off
-            self._count(0, answer.tokens - tokens)
+            self._count(0, answer.tokens - counted_tokens)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
@@ -323,19 +330,21 @@ class Session(AbstractContextManager["Session"]):
         require_hyperparameters(hyperparameters, str)  # before a file is read
         arguments = (data, validation, task, hold_out, hyperparameters, self._notice)
         request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *arguments)
-        about_model = self.describe(model)
-        require_generator(request.source, request.train, about_model.get("kind"))
-        self._require_layers(request.settings, about_model.get("layers"))
+        description = self.describe(model)
+        require_generator(request.source, request.train, description.get("kind"))
+        self._require_layers(request.settings, description.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            paths, first = request.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
-            self._notice(request.announced(first.rows))
-            self.unlocked = self.unlocked.remember(request.numbers)
+            paths, train_counts = request.write(
+                self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice
+            )
+            self._notice(request.announced(train_counts.rows))
+            self.unlocked = self.unlocked.remember(request.labels)
             train, *validation_files = (self.remote.upload(path, stage) for path in paths)
         job = self.remote.create_job(
             model, train, request.settings, validation_files[0] if validation_files else None, suffix
         )
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
-        self.unlocked = self.unlocked.remember(request.numbers, str(job["id"]), model)
+        self.unlocked = self.unlocked.remember(request.labels, str(job["id"]), model)
         return Job(self.remote, str(job["id"]), request.train.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:

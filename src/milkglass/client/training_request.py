@@ -100,14 +100,14 @@ class TrainingRequest:
 
     Attributes:
         parts: the rows to train on, then the rows to compare epochs by, if there are any.
-        numbers: the numbers of the labels, or the scale of scores. None: rows without labels.
+        labels: the numbers of the labels, or the scale of scores. None: rows without labels.
         settings: hyperparameters, as they are sent to the server.
     """
 
     source: DataFile
     train: Summary
     parts: tuple[TrainingPart, ...]
-    numbers: Numbers
+    labels: Numbers
     settings: Mapping[str, Any]
 
     @classmethod
@@ -135,45 +135,44 @@ class TrainingRequest:
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
-        numbers = numbers_of(key, train)
+        labels = numbers_of(key, train)
         defaults = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
         settings = {
             **defaults,
             "max_length": limit if (length := defaults.get("max_length")) is None else min(length, limit),
             "task": train.task,
-            "num_labels": len(numbers) if isinstance(numbers, Mapping) else None,
+            "num_labels": len(labels) if isinstance(labels, Mapping) else None,
         }
-        return cls(source, train, parts, numbers, hyperparameters_of(settings))
+        return cls(source, train, parts, labels, hyperparameters_of(settings))
 
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WriteCounts]:  # fmt: skip
         """Writes the parts as scrambled files into a folder. Returns their paths, and what the first one contains."""
-        counts, paths = (
-            list[WriteCounts](),
-            [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]],
-        )
-        for part, path in zip(self.parts, paths, strict=True):
-            length = self.settings["max_length"]
-            result = write_rows(
-                unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
+        paths = [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
+        length = self.settings["max_length"]
+        counts = [
+            write_rows(
+                unlocked, codec, part.file, path, part.rows, self.labels, length, stage, notice, skip_long, part.which
             )
-            counts.append(result)
+            for part, path in zip(self.parts, paths, strict=True)
+        ]
         return paths, counts[0]
 
     def announced(self, rows: int) -> str:
         """Returns how long the training is, in steps: only the server's machine can tell minutes."""
-        spec = Hyperparameters(**self.settings)
-        epochs = "" if spec.max_steps else f" for {spec.n_epochs:g} epoch{'' if spec.n_epochs == 1 else 's'}"
-        steps, size = steps_of(rows, spec), spec.batch_size
-        trained = "1 row is" if rows == 1 else f"{rows:,} rows are"
-        words = f"{trained} trained with{epochs}, {steps:,} step{'' if steps == 1 else 's'} of {size} rows"
-        if spec.early_stopping:
-            words += f"; {spec.early_stopping} epochs that are no better may end it sooner"
-        if len(self.parts) == 1 and spec.task == "classification":
-            words += "; accuracy is not shown without --validation FILE or --hold-out"
-        return f"{words}; how long it takes is shown after the first steps"
+        hyperparameters = Hyperparameters(**self.settings)
+        count = hyperparameters.n_epochs
+        epochs = "" if hyperparameters.max_steps else f" for {count:g} epoch{'' if count == 1 else 's'}"
+        steps, size = steps_of(rows, hyperparameters), hyperparameters.batch_size
+        trained_rows = "1 row is" if rows == 1 else f"{rows:,} rows are"
+        announcement = f"{trained_rows} trained with{epochs}, {steps:,} step{'' if steps == 1 else 's'} of {size} rows"
+        if hyperparameters.early_stopping:
+            announcement += f"; {hyperparameters.early_stopping} epochs that are no better may end it sooner"
+        if len(self.parts) == 1 and hyperparameters.task == "classification":
+            announcement += "; accuracy is not shown without --validation FILE or --hold-out"
+        return f"{announcement}; how long it takes is shown after the first steps"
 
 
 def _held_out_count(train: Summary, name: str) -> int:
@@ -204,7 +203,7 @@ def write_rows(
     data: Source,
     out: Path,
     rows: int,
-    numbers: Numbers,
+    labels: Numbers,
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
@@ -213,7 +212,7 @@ def write_rows(
 ) -> WriteCounts:
     """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
     advance = stage(f"scramble {data.name}", rows)
-    counts = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, selection)
+    counts = write_parquet(codec, data, out, labels, max_length, advance, skip_long, selection)
     if counts.left_out:
         notice(
             f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "

@@ -19,7 +19,7 @@ from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.client.obfuscate.symbols import counted_corpus, mapped
+from milkglass.client.obfuscate.symbols import count_corpus, find_map
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -156,8 +156,8 @@ class TableDefence(Defence):
         if self.scheme.needs_texts:
             if corpus is None:
                 raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")
-            texts, digest = counted_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
-            return mapped(base, self.scheme, texts, lambda label: Stream(subkey(secret, digest, label)))
+            texts, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
+            return find_map(base, self.scheme, texts, lambda label: Stream(subkey(secret, digest, label)))
         if self.bands is None:
             return self.scheme
         if corpus is None:

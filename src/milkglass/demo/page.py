@@ -22,8 +22,11 @@ IDS_SHOWN = 90  # of a text; the others are counted
 
 
 @dataclass(frozen=True)
-class Half:
-    """One model's way through the demo: its audit of the training texts, sizes in bytes, seconds until it was tuned."""
+class ModelRun:
+    """What one model went through: an audit of its training texts, sizes in bytes, seconds until it was tuned.
+
+    `options` are those of commands that use its key and the server, and `model` is the fine-tuned model's name there.
+    """
 
     name: str
     ref: str
@@ -41,9 +44,9 @@ class DemoResult:
     version: str
     seconds: float
     compared: Mapping[str, Any] = field(repr=False)
-    sorting: Half
+    sorting: ModelRun
     classified: Sequence[Mapping[str, str]] = field(repr=False)
-    writing: Half
+    writing: ModelRun
     generated: Sequence[Mapping[str, str]] = field(repr=False)
 
     @property
@@ -58,9 +61,9 @@ class DemoResult:
     def ways(self) -> list[tuple[str, float, str]]:
         """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
         done = [way for way in self.compared["ways"] if way["state"] == "done"]
-        return [(way["title"], way["quality"]["value"], _reading_words(way["reading"])) for way in done]
+        return [(way["title"], way["quality"]["value"], _reading_text(way["reading"])) for way in done]
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """Returns the result for the terminal."""
         count = len(self.classified)
         lines = [
@@ -68,7 +71,7 @@ class DemoResult:
             *self.compared["verdict"],
             f"{self.correct} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.answered} of {len(self.generated)} questions answered correctly in words",
-            *(f"{half.ref}: {half.audit['verdict']}" for half in (self.sorting, self.writing)),
+            *(f"{run.ref}: {run.audit['verdict']}" for run in (self.sorting, self.writing)),
             "Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).",
         ]
         return "\n".join(lines)
@@ -80,7 +83,7 @@ class DemoResult:
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _reading_words(reading: Mapping[str, Any] | None) -> str:
+def _reading_text(reading: Mapping[str, Any] | None) -> str:
     """Returns what the attacks read of a way, in words."""
     if reading is None:
         return "nothing is sent"
@@ -95,12 +98,12 @@ def size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
-def render(result: DemoResult) -> str:
+def render(demo_result: DemoResult) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "size": size, "duration": duration}
     source = files("milkglass.demo").joinpath("page.html").read_text("utf-8")
-    return environment.from_string(source).render(r=result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
+    return environment.from_string(source).render(r=demo_result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
 
 
-def write_page(path: Path, result: DemoResult) -> None:
-    path.write_text(render(result), "utf-8")
+def write_page(path: Path, demo_result: DemoResult) -> None:
+    path.write_text(render(demo_result), "utf-8")

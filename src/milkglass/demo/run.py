@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.demo.page import COMPARISON, DemoResult, Half, write_page
+from milkglass.demo.page import COMPARISON, DemoResult, ModelRun, write_page
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
@@ -134,13 +134,13 @@ class Demo:
             shutil.copyfile(str(resources.files("milkglass.demo") / "data" / name), target)
         return target
 
-    def command(self, *words: object, as_json: bool = False) -> Any:
+    def command(self, *arguments: object, as_json: bool = False) -> Any:
         """Runs `milkglass WORDS`, printing it first. Returns its JSON document if `as_json`.
 
         Raises:
             MilkglassError: the command failed; it has said why.
         """
-        line = [str(word) for word in words]
+        line = [str(argument) for argument in arguments]
         print(f"\n$ milkglass {shlex.join(line)}", flush=True)
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
         command = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
@@ -152,7 +152,9 @@ class Demo:
             raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
         return json.loads(process.stdout) if as_json else None
 
-    def half(self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]) -> Half:
+    def run_model(
+        self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]
+    ) -> ModelRun:
         """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
         begin, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
@@ -169,7 +171,7 @@ class Demo:
         from milkglass.models.resolve import resolve
 
         sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
-        return Half(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - begin)
+        return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - begin)
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
@@ -188,47 +190,47 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
             compared = _comparison(demo)
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
-        result = DemoResult(
+        demo_result = DemoResult(
             version("milkglass"), time.monotonic() - begin, compared, sorting, classified, writing, generated
         )
-        result.write(out / "result.json")
-        write_page(out / "index.html", result)
-    print("\n" + result.words())
+        demo_result.write(out / "result.json")
+        write_page(out / "index.html", demo_result)
+    print("\n" + demo_result.summary())
     print(f"the page: {(out / 'index.html').resolve()}")
-    return result
+    return demo_result
 
 
 def _comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the comparison."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
-    words = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
-    result: dict[str, Any] = demo.command("compare", "demo:minilm", train, *words, as_json=True)
-    print("\n".join(result["verdict"]), flush=True)
-    return result
+    options = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
+    comparison: dict[str, Any] = demo.command("compare", "demo:minilm", train, *options, as_json=True)
+    print("\n".join(comparison["verdict"]), flush=True)
+    return comparison
 
 
-def _sorting(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """Trains a BERT to send messages to the right desk. Returns the half, and each test message with its label."""
+def _sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
+    """Trains a BERT to send messages to the right desk. Returns the run, and each test message with its label."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
-    half = demo.half("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
-    answers = demo.command("classify", half.model, "--in", test, *half.options, as_json=True)["results"]
+    run = demo.run_model("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
+    answers = demo.command("classify", run.model, "--in", test, *run.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
-    return half, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
+    return run, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
 
 
-def _writing(demo: Demo) -> tuple[Half, list[dict[str, str]]]:
-    """Trains a small Llama to name the desk in words. Returns the half, and some test instructions with the answers."""
+def _writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
+    """Trains a small Llama to name the desk in words. Returns the run, and some test instructions with the answers."""
     train = demo.data("replies_train.jsonl")
-    half = demo.half("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
+    run = demo.run_model("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
     for row in read_rows("replies_test.jsonl")[: 2 if demo.quick else 6]:
         prompt = f"{row['instruction']}\n\n{row['input']}"
-        words = ("generate", half.model, prompt, "--chat", "--max-tokens", 12 if demo.quick else 32)
-        answer = demo.command(*words, *half.options, as_json=True)["text"]
+        arguments = ("generate", run.model, prompt, "--chat", "--max-tokens", 12 if demo.quick else 32)
+        answer = demo.command(*arguments, *run.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
-    return half, answers
+    return run, answers
 
 
 def audit_seconds(quick: bool, load: float | None = None) -> float:
@@ -271,12 +273,8 @@ def _claim(out: Path) -> Iterator[None]:
         yield
     finally:
         for path in [path for name in ("client", "bases", "server") for path in (out / name).rglob("*")]:
-            large = (
-                path.is_file()
-                and path.stat().st_size > LARGE_FILE_BYTES
-                and path.parent != out / "client" / COMPARISON / "kept"
-            )
-            if large or path.name == "passphrase":
+            is_large = path.is_file() and path.stat().st_size > LARGE_FILE_BYTES
+            if path.name == "passphrase" or (is_large and path.parent != out / "client" / COMPARISON / "kept"):
                 path.unlink()
 
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from milkglass.attest import intel
 from milkglass.attest.claims import Verdict, proven
-from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read_enclave
+from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read
 from milkglass.errors import AttestationError, EnclaveError
 
 COLLATERAL, POLICY = "intel.json", "policy.toml"  # in an enclave's folder
@@ -48,7 +48,7 @@ class QuoteVerifier:
     def of_folder(cls, folder: Path) -> Self:
         """Returns the verifier of the enclave in a folder, for its own host. Raises UsageError for a bad policy."""
         path = folder / POLICY
-        policy = read_enclave(path) if path.is_file() else EnclavePolicy(version=1)
+        policy = read(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
         return cls(policy.model_copy(update={"accept": {**OWN_MACHINE, **policy.accept}}))
 
     def expecting(self, measurement: str) -> QuoteVerifier:
@@ -72,12 +72,9 @@ class QuoteVerifier:
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
         verdict = judge(self.policy, machine, (), [proven("fresh", "it answered our nonce")])
         if not verdict.holds:
-            words = "; ".join(
-                f"{reason} ({name})" if name not in reason else reason for name, reason in verdict.refused.items()
-            )
-            raise EnclaveError(
-                f"the quote is refused: {words}", "allow its measurement, or accept a weakness by name in the policy"
-            )
+            reasons = [text if name in text else f"{text} ({name})" for name, text in verdict.refused.items()]
+            hint = "allow its measurement, or accept a weakness by name in the policy"
+            raise EnclaveError(f"the quote is refused: {'; '.join(reasons)}", hint)
         return verdict
 
 

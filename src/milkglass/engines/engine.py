@@ -145,8 +145,8 @@ class IdsEngine(abc.ABC):
     def require(self, request: IdsRequest) -> None:
         """Raises UsageError, before anything is sent, for an option that the engine does not honour."""
         if missing := sorted(request.options() - self.options):
-            has = ", ".join(sorted(self.options)) or "none of the optional ones"
-            raise UsageError(f"{missing[0]} is not offered by the engine {self.name}", f"it offers: {has}")
+            names = ", ".join(sorted(self.options)) or "none of the optional ones"
+            raise UsageError(f"{missing[0]} is not offered by the engine {self.name}", f"it offers: {names}")
 
     @abc.abstractmethod
     def completion(self, model: str, request: IdsRequest) -> Call:
@@ -158,16 +158,9 @@ class IdsEngine(abc.ABC):
 
     def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
         """Reads the answer to `models`, in OpenAI's format. Raises RemoteError."""
-        return [
-            ServedModel(
-                name_of(record),
-                record.get("max_model_len"),
-                record.get("key_id"),
-                record.get("kind"),
-                record.get("owned_by"),
-            )
-            for record in responses.MODEL.rows(answer)
-        ]
+        names = ("max_model_len", "key_id", "kind", "owned_by")
+        records = responses.MODEL.rows(answer)
+        return [ServedModel(name_of(record), *(record.get(name) for name in names)) for record in records]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
         """Returns the call that embeds rows of ids (events.py, `EmbedsIds`). Raises UnsupportedModel if it has none."""

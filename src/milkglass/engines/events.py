@@ -32,14 +32,14 @@ STATUS_HINTS = {
 }
 
 
-def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
+def _logprobs_of(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-    return taken_and_best(content, "token_id", most)
+    return drawn_and_best(content, "token_id", most)
 
 
 def require_no_error(event: Mapping[str, Any]) -> None:
@@ -47,60 +47,63 @@ def require_no_error(event: Mapping[str, Any]) -> None:
     error = event.get("error")
     if error is None:
         return
-    code, kind = (error.get("code"), error.get("type")) if isinstance(error, Mapping) else (None, None)
+    code, error_name = (error.get("code"), error.get("type")) if isinstance(error, Mapping) else (None, None)
     if is_whole(code) and 400 <= code < 600:
-        raise refusal(code, kind)
+        raise refusal(code, error_name)
     raise RemoteError("the engine stopped in the middle of an answer", "try again; the engine's log says more")
 
 
-def refusal(status: int, kind: Any) -> RemoteError:
-    """Returns the error for an HTTP status, which the result has as `status`.
+def refusal(status: int, error_name: Any) -> RemoteError:
+    """Returns the error for an HTTP status, which the error has as `status`.
 
-    `kind` is the error's name. The engine's own message is not used, because it may repeat ids.
+    The engine's own message is not used, because it may repeat ids.
     """
-    name = f" ({kind})" if isinstance(kind, str) and ERROR_NAME.fullmatch(kind) else ""
+    name = f" ({error_name})" if isinstance(error_name, str) and ERROR_NAME.fullmatch(error_name) else ""
     hint = STATUS_HINTS.get(status, "the engine's log says more")
     if 300 <= status < 400:
         hint = "redirects are not followed: give the address that it redirects to"
-    kinds = {401: Unauthorized, 403: Unauthorized, 400: RefusedThere, 413: RefusedThere, 422: RefusedThere}
-    error = kinds.get(status, RemoteError)(f"the engine answered {status}{name}", hint)
+    error_types = {401: Unauthorized, 403: Unauthorized, 400: RefusedThere, 413: RefusedThere, 422: RefusedThere}
+    error = error_types.get(status, RemoteError)(f"the engine answered {status}{name}", hint)
     error.status = status
     return error
 
 
-def ids_of(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in value):
+def ids_of(ids: Any) -> list[int]:
+    if not isinstance(ids, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in ids):
         raise RemoteError("the engine's answer has no token ids, or some that cannot be", HINT)
-    return value
+    return ids
 
 
-def finish_of(value: Any) -> Finish | None:
-    if value is None or value in get_args(Finish):
-        return value
+def finish_of(reason: Any) -> Finish | None:
+    if reason is None or reason in get_args(Finish):
+        return reason
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
 
 
-def taken_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
-    """Returns for each entry the token that was taken, then the `most` likeliest.
+def drawn_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
+    """Returns for each entry the token that was drawn, then the `most` likeliest.
 
     `content` has an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
     """
 
-    def one(entry: Mapping[str, Any]) -> IdLogprob:
+    def entry_logprob(entry: Mapping[str, Any]) -> IdLogprob:
         return logprob(entry.get(name), entry.get("logprob"))
 
-    return [best_first(one(entry), [one(x) for x in rows(entry, "top_logprobs")], most) for entry in content]
+    return [
+        best_first(entry_logprob(entry), [entry_logprob(x) for x in rows(entry, "top_logprobs")], most)
+        for entry in content
+    ]
 
 
-def logprob(token: Any, value: Any) -> IdLogprob:
-    if not is_whole(token) or not 0 <= token < MAX_ID or not is_number(value):
+def logprob(token: Any, number: Any) -> IdLogprob:
+    if not is_whole(token) or not 0 <= token < MAX_ID or not is_number(number):
         raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
-    return IdLogprob(token, float(value))
+    return IdLogprob(token, float(number))
 
 
-def best_first(taken: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
-    """Returns the token that was taken, then the `count` likeliest."""
-    return [taken, *sorted(best, key=lambda token: -token.logprob)[:count]]
+def best_first(drawn: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
+    """Returns the token that was drawn, then the `count` likeliest."""
+    return [drawn, *sorted(best, key=lambda token: -token.logprob)[:count]]
 
 
 class EmbedsIds(IdsEngine):
@@ -119,12 +122,11 @@ class EmbedsIds(IdsEngine):
 class ChoiceEngine(EmbedsIds):
     """An engine that writes events of the format above, and honours these options."""
 
-    options: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-            *("logit_bias", "logprobs"),
-        }
-    )  # by name: a new option is refused until `completion` sends it
+    # By name: a new option is refused until `completion` sends it
+    options: ClassVar[frozenset[str]] = frozenset({
+        "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+        "logprobs",
+    })  # fmt: skip
 
     def reader(self, request: IdsRequest) -> Reader:
         """Returns a reader that drops the id that ended the answer, which is the last of `token_ids`."""
@@ -138,7 +140,7 @@ class ChoiceEngine(EmbedsIds):
                 raise RemoteError("the engine sent more than the one answer that was asked for", HINT)
             ids = ids_of(choices[0].get("token_ids"))
             finish = finish_of(choices[0].get("finish_reason"))
-            logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
+            logprobs = _logprobs_of(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
             count = len(ids) - (finish == "stop" and bool(ids))
             return IdsChunk(ids[:count], logprobs[:count], finish)
 
@@ -146,8 +148,8 @@ class ChoiceEngine(EmbedsIds):
 
 
 def _index_of(row: Mapping[str, Any]) -> int:
-    place = row.get("index")
-    return place if is_whole(place) else -1
+    index = row.get("index")
+    return index if is_whole(index) else -1
 
 
 class AnswerBounds:

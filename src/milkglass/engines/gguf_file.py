@@ -127,10 +127,10 @@ def _convert_llama(config: Config, name: str, tensor: torch.Tensor) -> torch.Ten
 
 
 def _gpt2_values(config: Config) -> Values:
-    act = config.get("activation_function", "gelu_new")
-    if act != "gelu_new" or config.get("scale_attn_by_inverse_layer_idx"):
+    activation = config.get("activation_function", "gelu_new")
+    if activation != "gelu_new" or config.get("scale_attn_by_inverse_layer_idx"):
         raise UnsupportedModel(
-            f"llama.cpp's GPT-2 has gelu_new and plain attention, the model {act!r}", OTHER_ENGINE_HINT
+            f"llama.cpp's GPT-2 has gelu_new and plain attention, the model {activation!r}", OTHER_ENGINE_HINT
         )
     width = int(config["n_embd"])
     return {
@@ -144,8 +144,8 @@ def _gpt2_values(config: Config) -> Values:
 
 
 def _convert_gpt2(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-    return tensor.T.contiguous() if linear else tensor
+    is_linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return tensor.T.contiguous() if is_linear else tensor
 
 
 def _convert_nothing(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -188,12 +188,12 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         writer.add_add_space_prefix(False)
-        for place, token in zip(END_ROLES, sorted(end_tokens), strict=False):
-            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", token)
+        for role, token in zip(END_ROLES, sorted(end_tokens), strict=False):
+            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
         # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
         ordinary = next(token for token in range(size) if token not in end_tokens)  # one that ends nothing
-        for place in ("unknown", "bos"):
-            writer.add_uint32(f"tokenizer.ggml.{place}_token_id", ordinary)
+        for role in ("unknown", "bos"):
+            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", ordinary)
         _write_tensors(writer, model, layout, names, factors, progress)
 
 
@@ -203,18 +203,18 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
 
     arch = next(candidate for candidate in MODEL_ARCH if MODEL_ARCH_NAMES[candidate] == layout.arch)
     name_map = get_tensor_name_map(arch, int(layout.values(model.config)["block_count"]))
-    result = {}
+    gguf_names = {}
     for name in sorted(model.tensors):
         if name.endswith(BUFFER_SUFFIXES):
             continue
         if (gguf_name := name_map.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
             raise UnsupportedModel(f"llama.cpp's {layout.arch} has no tensor {name!r}", "serve the folder with vLLM")
-        result[name] = gguf_name
+        gguf_names[name] = gguf_name
     if tied := model.config.get("tie_word_embeddings", layout.arch == "gpt2"):
-        result = {name: gguf_name for name, gguf_name in result.items() if gguf_name != "output.weight"}
-    if not tied and "output.weight" not in result.values():
+        gguf_names = {name: gguf_name for name, gguf_name in gguf_names.items() if gguf_name != "output.weight"}
+    if not tied and "output.weight" not in gguf_names.values():
         raise UnsupportedModel("the model's head is not tied to its table, and not in the folder", "make it again")
-    return result
+    return gguf_names
 
 
 def _require_vocabulary(model: Checkpoint, end_tokens: frozenset[int], size: int) -> None:

@@ -31,7 +31,7 @@ from milkglass.engines.engine import (
     name_of,
     opaque_name,
 )
-from milkglass.engines.events import HINT, finish_of, ids_of, require_no_error, taken_and_best
+from milkglass.engines.events import HINT, drawn_and_best, finish_of, ids_of, require_no_error
 from milkglass.errors import RemoteError
 
 SEED_COUNT = (1 << 32) - 1  # the largest number of 32 bits draws a seed
@@ -91,16 +91,16 @@ class _LlamaCppAnswer:
 
     def read(self, event: Mapping[str, Any]) -> IdsChunk:
         require_no_error(event)
-        ended = event.get("stop") is True
-        tokens = [] if ended else self._read_tokens(event)
+        is_end = event.get("stop") is True
+        tokens = [] if is_end else self._read_tokens(event)
         if event.get("tokens_predicted") != self._tokens_seen:
             raise RemoteError("the engine left tokens out of its answer", EXPORT_HINT)
-        if ended:
+        if is_end:
             return self._end(event)
-        result, self._pending = self._pending + tokens, []
+        certain, self._pending = self._pending + tokens, []
         if tokens and (event.get("content") == "" or tokens[-1][0] in self._stop_ids):
-            self._pending = [result.pop()]
-        return self._chunk(result)
+            self._pending = [certain.pop()]
+        return self._chunk(certain)
 
     def _read_tokens(self, event: Mapping[str, Any]) -> list[tuple[int, list[IdLogprob]]]:
         ids = ids_of(event.get("tokens"))
@@ -125,4 +125,4 @@ class _LlamaCppAnswer:
         entries = rows(event, "completion_probabilities")
         if [entry.get("id") for entry in entries] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        return taken_and_best(entries, "id", self._request.logprobs)
+        return drawn_and_best(entries, "id", self._request.logprobs)

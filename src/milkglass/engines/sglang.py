@@ -50,7 +50,7 @@ class _SGLangAnswer:
     """The state of one answer."""
 
     def __init__(self, request: IdsRequest) -> None:
-        self._request, self._seen = request, 0
+        self._request, self._received = request, 0
 
     def read(self, event: Mapping[str, Any]) -> IdsChunk:
         require_no_error(event)
@@ -58,10 +58,10 @@ class _SGLangAnswer:
         if not isinstance(meta, Mapping) or not is_count(meta.get("completion_tokens")):
             raise RemoteError("the engine's answer has no completion_tokens", HINT)
         total = meta["completion_tokens"]
-        new_count = total - self._seen
+        new_count = total - self._received
         if new_count < 0 or len(ids) not in (new_count, total):
             raise RemoteError("the engine's ids do not fit its count of tokens", HINT)
-        self._seen = total
+        self._received = total
         reason = meta.get("finish_reason")
         finish = finish_of(reason.get("type") if isinstance(reason, Mapping) else reason)
         logprobs = self._logprobs(meta, new_count, total) if self._request.logprobs is not None else []
@@ -75,20 +75,20 @@ class _SGLangAnswer:
 
         Both lists of `meta` are of the new tokens or of all. An entry is [log-probability, id, text].
         """
-        taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
+        drawn, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
         if count and (not isinstance(best, list) or len(best) not in (new_count, total)):
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        if not isinstance(taken, list) or len(taken) not in (new_count, total):
+        if not isinstance(drawn, list) or len(drawn) not in (new_count, total):
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
         rows = best[len(best) - new_count :] if count and isinstance(best, list) else [[]] * new_count
         return [
-            best_first(_entry(one), [_entry(x) for x in row] if isinstance(row, list) else [], count)
-            for one, row in zip(taken[len(taken) - new_count :], rows, strict=True)
+            best_first(_entry(entry), [_entry(x) for x in row] if isinstance(row, list) else [], count)
+            for entry, row in zip(drawn[len(drawn) - new_count :], rows, strict=True)
         ]
 
 
-def _entry(value: Any) -> IdLogprob:
-    if not isinstance(value, list) or len(value) < 2:
+def _entry(entry: Any) -> IdLogprob:
+    if not isinstance(entry, list) or len(entry) < 2:
         raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
-    return logprob(value[1], value[0])
+    return logprob(entry[1], entry[0])

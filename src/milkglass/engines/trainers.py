@@ -50,10 +50,10 @@ class TrainerSettings:
                 f"milkglass export {self.model} --for transformers --out FOLDER",
             )
         Checkpoint.open(self.model)
-        folder = self.rows.is_dir()
-        if not self.rows.exists() or folder != (trainer == "llamafactory"):
-            wanted = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
-            raise UsageError(f"{trainer} reads {wanted}, {self.rows} is none", "write it with `milkglass encode`")
+        is_folder = self.rows.is_dir()
+        if not self.rows.exists() or is_folder != (trainer == "llamafactory"):
+            expected = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
+            raise UsageError(f"{trainer} reads {expected}, {self.rows} is none", "write it with `milkglass encode`")
 
 
 def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def as_yaml(document: Mapping[str, Any]) -> str:
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
 
 
-def _kind(rows: Path) -> str:
+def _file_format(rows: Path) -> str:
     return "parquet" if rows.suffix == ".parquet" else "json"
 
 
@@ -76,7 +76,7 @@ def _trl(settings: TrainerSettings) -> dict[str, Any]:
     """Returns settings of `trl sft` (trl.SFTConfig), which takes rows with input_ids and labels unchanged."""
     return {
         "model_name_or_path": str(settings.model),
-        "datasets": [{"path": _kind(settings.rows), "data_files": str(settings.rows)}],
+        "datasets": [{"path": _file_format(settings.rows), "data_files": str(settings.rows)}],
         "output_dir": str(settings.out),
         "num_train_epochs": settings.epochs,
         "per_device_train_batch_size": settings.batch_size,
@@ -97,7 +97,7 @@ def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
     """Returns settings of Axolotl, which takes rows with input_ids, attention_mask and labels unchanged."""
     return {
         "base_model": str(settings.model),
-        "datasets": [{"path": str(settings.rows), "ds_type": _kind(settings.rows), "type": None}],
+        "datasets": [{"path": str(settings.rows), "ds_type": _file_format(settings.rows), "type": None}],
         "output_dir": str(settings.out),
         "num_epochs": settings.epochs,
         "micro_batch_size": settings.batch_size,

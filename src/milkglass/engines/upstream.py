@@ -158,16 +158,15 @@ class Upstream:
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
-        max_connections, self._admission = self.timeouts.connections, admission
+        self._admission = admission
         options = client_options(self.url, token, allow_http, authority)
         if admission is not None:
             options |= {"verify": admission.context, "trust_env": False}
+        most = self.timeouts.connections
         self._client = httpx2.AsyncClient(
             **options,
             limits=httpx2.Limits(
-                max_connections=max_connections,
-                max_keepalive_connections=max_connections,
-                keepalive_expiry=KEEP_ALIVE_SECONDS,
+                max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_ALIVE_SECONDS
             ),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
@@ -204,10 +203,10 @@ class Upstream:
             aclosing(AnswerEvents(answer, self.timeouts.silence, self.traffic)) as events,
         ):
             while not bounds.ended:
-                data = await events.next()
-                if data is None or data.strip() == DONE:
+                event_data = await events.next()
+                if event_data is None or event_data.strip() == DONE:
                     raise Unreachable("the answer broke off before its end", "try again")
-                chunk = bounds.check(read(document(data, "an event of the answer")))
+                chunk = bounds.check(read(document(event_data, "an event of the answer")))
                 if chunk.ids or chunk.finish:
                     yield chunk
             await self._read_to_end(events, bounds, read)
@@ -220,13 +219,13 @@ class Upstream:
         events.silence = min(events.silence, LAST_EVENTS_SECONDS)
         for _ in range(MAX_EVENTS_AFTER_END):
             try:
-                data = await events.next()
+                event_data = await events.next()
             except (Unreachable, httpx2.TransportError):
                 return
-            if data is None:
+            if event_data is None:
                 return
-            if data.strip() != DONE:
-                bounds.check(read(document(data, "an event of the answer")))
+            if event_data.strip() != DONE:
+                bounds.check(read(document(event_data, "an event of the answer")))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -247,8 +246,8 @@ class Upstream:
                 answer = await self._send(call)
                 try:
                     if answer.status_code >= 300:
-                        info = strict_json.error_in(await self._body(answer, MAX_ERROR))
-                        raise refusal(answer.status_code, info.get("type"))
+                        error_fields = strict_json.error_in(await self._body(answer, MAX_ERROR))
+                        raise refusal(answer.status_code, error_fields.get("type"))
                     require_plain(answer)
                     yield answer
                 finally:
@@ -277,8 +276,8 @@ class Upstream:
                     raise
                 await asyncio.sleep(self.timeouts.pause * 2**attempt)
             except TimeoutError as error:
-                waited = f"{self.timeouts.begin:g} s"
-                raise Unreachable(f"{self.url} did not begin to answer within {waited}", TIMEOUT_HINT) from error
+                fault = f"{self.url} did not begin to answer within {self.timeouts.begin:g} s"
+                raise Unreachable(fault, TIMEOUT_HINT) from error
         raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
@@ -297,9 +296,8 @@ class Upstream:
         hint = "is the engine running there, and is the address right?"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             hint = "its certificate is not trusted here: give the engine's certificate, as PEM, if it signed its own"
-        broke_off = isinstance(error, httpx2.RemoteProtocolError) and any(
-            words in str(error) for words in BREAK_OFF_MESSAGES
-        )
+        is_protocol_error = isinstance(error, httpx2.RemoteProtocolError)
+        broke_off = is_protocol_error and any(message in str(error) for message in BREAK_OFF_MESSAGES)
         if broke_off or isinstance(error, httpx2.ReadError | httpx2.WriteError):
             return Unreachable(
                 f"{self.url} broke off the connection before the answer ended",

@@ -78,7 +78,9 @@ class TextViews:
         size = len(self.codec.inverse)
         names_of = self.codec.tokenizer.convert_ids_to_tokens
         spelt = pieces(self.codec, size)
-        return [text or names_of(number) or "" if self.codec.known[number] else "" for number, text in enumerate(spelt)]
+        return [
+            text or names_of(number) or "" if self.codec.is_token[number] else "" for number, text in enumerate(spelt)
+        ]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Drops the views of texts that belong to none of these exchanges."""

@@ -34,7 +34,7 @@ class AnswerMemory:
 
     def remember(self, model: str, texts: Sequence[str], calls: Sequence[str], ids: Sequence[int]) -> None:
         """Stores an answer under what was passed to the application: content, reasoning, and ids of tool calls."""
-        array = np.asarray(ids, np.int32)
+        answer_ids = np.asarray(ids, np.int32)
         names = [
             *(text.strip() for text in texts),
             *(text.strip()[:PREFIX_LETTERS] for text in texts if len(text) > PREFIX_LETTERS),
@@ -42,8 +42,8 @@ class AnswerMemory:
         ]
         for name in filter(None, names):
             previous = self._kept.pop((model, name), None)
-            self._tokens += len(array) - (0 if previous is None else len(previous))
-            self._kept[model, name] = array
+            self._tokens += len(answer_ids) - (0 if previous is None else len(previous))
+            self._kept[model, name] = answer_ids
         while self._tokens > MOST_TOKENS and self._kept:
             self._tokens -= len(self._kept.popitem(last=False)[1])
 

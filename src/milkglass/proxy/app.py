@@ -71,19 +71,19 @@ def create_app(
     if page is not None:
         app.include_router(page.router)
     refusals.install(app)
-    further = None if page is None else page.token
-    app.add_middleware(LocalGuard, token=token, further=further, limits=limits or Limits(), attested=attested)
+    page_token = None if page is None else page.token
+    app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits(), attested=attested)
     return app
 
 
 router = APIRouter(route_class=StrictRoute)
 
 
-async def _body(request: Request, kind: type[B]) -> B:
+async def _body(request: Request, body_type: type[B]) -> B:
     try:
-        return kind.model_validate(await request.json())
+        return body_type.model_validate(await request.json())
     except ValidationError as error:
-        raise refusals.of_fields(error, kind) from None
+        raise refusals.of_fields(error, body_type) from None
 
 
 async def _respond(
@@ -100,21 +100,20 @@ async def _respond(
 
 async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
     """Yields an answer's events. An error is an event with `error`, which official clients raise."""
-    number = 0
+    sequence_number = 0
     try:
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
-            async for item in events:
-                number += 1
-                yield event(
-                    json.dumps(item, ensure_ascii=False, separators=(",", ":")), None if done_event else item["type"]
-                )
+            async for document in events:
+                sequence_number += 1
+                text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+                yield event(text, None if done_event else document["type"])
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
-        info = refusals.of_any(error)
-        fault = info["error"]
-        numbered = {"type": "error", "sequence_number": number, "message": fault["message"], "code": fault["code"]}
-        yield event(info) if done_event else event({**numbered, "param": None, **info}, "error")
+        error_body = refusals.of_any(error)
+        numbered = {name: error_body["error"][name] for name in ("message", "code")}
+        numbered |= {"type": "error", "sequence_number": sequence_number, "param": None}
+        yield event(error_body) if done_event else event({**numbered, **error_body}, "error")
     if done_event:
         yield event("[DONE]")
 
@@ -165,5 +164,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    found = await first(embed(_backends(request).of(body.model), body), disconnect(request))
-    return GONE if found is None else JSONResponse(found)
+    document = await first(embed(_backends(request).of(body.model), body), disconnect(request))
+    return GONE if document is None else JSONResponse(document)

@@ -73,10 +73,9 @@ class Backend:
         """Returns lines for the start that say how answers are drawn, and which settings the engine does not offer."""
         defaults, drawn = self.codec.sampling, self.drawn
         names, engine = ", ".join(model.name for model in self.models), self.upstream.engine.name
-        values = ModelSampling(drawn).shown
-        origin = (
-            f"{values} (the model's generation_config.json)" if values else "temperature 1: the model names nothing"
-        )
+        origin = "temperature 1: the model names nothing"
+        if values := ModelSampling(drawn).shown:
+            origin = f"{values} (the model's generation_config.json)"
         missing = [*(name for name in defaults.values if name not in drawn), *defaults.left_out]
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
         return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
@@ -164,7 +163,7 @@ class Backend:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
-        is_known = self.codec.known
+        is_known = self.codec.is_token
         if not ids or min(ids) < 0 or max(ids) >= len(is_known) or not is_known[list(ids)].all():
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
         return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
@@ -206,14 +205,14 @@ class Backend:
     # --- answers ------------------------------------------------------------------------------------------------------
     def replies(self, question: Question, count: int = 1) -> list[Reply]:
         """Returns so many replies to a question. With a seed each has its own, and the first has the seed itself."""
-        result = []
+        replies = []
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
             exchange = self.observer.begin_exchange(request.prompt)
-            one = replace(question, request=request)
-            result.append(Reply(self.codec, self.upstream, one, exchange, index, self.memory))
-        return result
+            own_question = replace(question, request=request)
+            replies.append(Reply(self.codec, self.upstream, own_question, exchange, index, self.memory))
+        return replies
 
     def encoded(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns texts as rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
@@ -241,11 +240,11 @@ def exceeded(limit: int, noun: str, tokens: int | None, requested: int | None = 
     """
     count = f"more than {limit}" if tokens is None else str(tokens)
     if requested is None or tokens is None:
-        fault, help_ = f"your {noun} resulted in {count} tokens", f"reduce the length of the {noun}"
+        fault, advice = f"your {noun} resulted in {count} tokens", f"reduce the length of the {noun}"
     else:
         fault = f"you requested {tokens + requested} tokens ({tokens} in the {noun}, {requested} in the completion)"
-        help_ = f"reduce the length of the {noun} or completion"
-    message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {help_}."
+        advice = f"reduce the length of the {noun} or completion"
+    message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {advice}."
     return ContextLengthExceeded(message, param=noun)
 
 
@@ -306,14 +305,14 @@ async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]
                 f"give --engine {model.owner}",
             )
     require_served(requested, served)
-    selected = [one for one in served if not requested or one.name in requested]
-    of_key = [one for one in selected if one.key_id in (None, codec.key_id)]
-    if not of_key or (requested and len(of_key) < len(selected)):
+    selected = [model for model in served if not requested or model.name in requested]
+    own_models = [model for model in selected if model.key_id in (None, codec.key_id)]
+    if not own_models or (requested and len(own_models) < len(selected)):
         raise KeyForOtherModel(
             f"models of the engine that were not made with this key: {names_shown(selected)}; nothing was sent",
             "check --key and --serves",
         )
-    return of_key
+    return own_models
 
 
 @dataclass(frozen=True)
@@ -330,25 +329,30 @@ class ServedKey:
 class Backends:
     """A backend for each key behind one engine. No model is in two. `keys` counts those without a model as well."""
 
-    each: Sequence[Backend]
+    backends: Sequence[Backend]
     keys: int = 1
 
     @property
     def models(self) -> list[ServedModel]:
-        return [model for backend in self.each for model in backend.models]
+        return [model for backend in self.backends for model in backend.models]
 
     def of(self, name: str) -> Backend:
         """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
         shown = names_shown(self.models)
         if not name and self.keys > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
-        for backend in self.each:
+        for backend in self.backends:
             if not name or name in [model.name for model in backend.models]:
                 return backend
         raise no_such_model(name, self.models)
 
+    def notices(self, warnings: Sequence[str]) -> list[str]:
+        """Returns the lines for the start: these warnings, and how answers are drawn."""
+        return [*(f"warning: {warning}" for warning in warnings),
+                *(line for backend in self.backends for line in backend.about_sampling())]  # fmt: skip
+
     async def close(self) -> None:
-        for upstream in {id(backend.upstream): backend.upstream for backend in self.each}.values():
+        for upstream in {id(backend.upstream): backend.upstream for backend in self.backends}.values():
             await upstream.close()
 
 
@@ -373,7 +377,7 @@ async def all_connected(
         return Backends([backend]), warnings
     models = await upstream.models()
     require_served(requested, models)
-    served = {one.name: one for one in models if not requested or one.name in requested}
+    served = {model.name: model for model in models if not requested or model.name in requested}
     owners, warnings = dict[str, ServedKey](), list[str]()
     for name, model in served.items():
         try:
@@ -391,9 +395,9 @@ async def all_connected(
     for key in keys:
         own_names = [name for name, owner in owners.items() if owner is key]
         if own_names:
-            backend, notes = await connected(key.codec, upstream, own_names, key.observer)
+            backend, more_warnings = await connected(key.codec, upstream, own_names, key.observer)
             backends.append(backend)
-            warnings += notes
+            warnings += more_warnings
     return Backends(backends, len(keys)), warnings
 
 
@@ -401,13 +405,10 @@ def _owner(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey 
     """Returns the key of a model. Raises KeyForOtherModel."""
     candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
     if len(candidates) != 1:
-        whose = (
-            "none of the keys knows"
-            if not candidates
-            else f"{' and '.join(candidate.file for candidate in candidates)} both know"
-        )
+        files = " and ".join(candidate.file for candidate in candidates)
+        fault = f"{files} both know" if candidates else "none of the keys knows"
         raise KeyForOtherModel(
-            f"{whose} the model {model.name}, and the engine's word does not choose a key: it is not offered",
+            f"{fault} the model {model.name}, and the engine's word does not choose a key: it is not offered",
             f"give --serves {model.name}=KEYFILE, or upload it with --key, which notes its name",
         )
     if model.key_id not in (None, candidates[0].codec.key_id):

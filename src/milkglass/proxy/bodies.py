@@ -69,27 +69,27 @@ UNSET: Mapping[str, Sequence[Any]] = {
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
-def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
+def _is_one_of(field: Any, choices: Sequence[Any]) -> bool:
     """Returns whether a value is one of several, where True is not 1 and False is not 0."""
-    return any(type(value) is type(choice) and value == choice for choice in choices)
+    return any(type(field) is type(choice) and field == choice for choice in choices)
 
 
-def _known_fields(value: Any) -> Any:
+def _known_fields(document: Any) -> Any:
     """Removes fields that change nothing, and names those that cannot be honoured."""
-    if not isinstance(value, dict):
-        return value
-    included = value.get("include")
+    if not isinstance(document, dict):
+        return document
+    included = document.get("include")
     if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
     for name in included or ():
-        if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in value):
+        if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in document):
             raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
     if LOGPROBS in (included or ()):
-        value = {"top_logprobs": 0, **value}
+        document = {"top_logprobs": 0, **document}
     fields = {
-        name: item
-        for name, item in value.items()
-        if name not in IGNORED_FIELDS and item is not None and not _is_one_of(item, UNSET.get(name, ()))
+        name: field
+        for name, field in document.items()
+        if name not in IGNORED_FIELDS and field is not None and not _is_one_of(field, UNSET.get(name, ()))
     }
     fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
     for name, (reason, nothing) in PRIVATE.items():
@@ -214,9 +214,9 @@ class ResponseBody(Templated):
     @model_validator(mode="after")
     def _plain_text(self) -> ResponseBody:
         text = self.text or {}
-        others = sorted(set(text) - {"format", "verbosity"})
-        if others or text.get("verbosity") not in (None, "", "medium"):
-            raise PydanticCustomError("not_offered", f"`text.{(others or ['verbosity'])[0][:60]}` is not offered")
+        unknown = sorted(set(text) - {"format", "verbosity"})
+        if unknown or text.get("verbosity") not in (None, "", "medium"):
+            raise PydanticCustomError("not_offered", f"`text.{(unknown or ['verbosity'])[0][:60]}` is not offered")
         text_format = text.get("format")
         if text_format is not None and not (isinstance(text_format, Mapping) and text_format.get("type") == "text"):
             raise PydanticCustomError("not_private", f"`text.format` is not offered: {CONSTRAINED_REASON}")

@@ -60,8 +60,8 @@ class ChatExchange:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
         calls = [0] * len(self.replies)
-        for each in self.replies:
-            yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
+        for reply in self.replies:
+            yield {**head, "choices": [_chunk(reply.index, {"role": "assistant", "content": ""})]}
         async with aclosing(merged(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if piece is None:
@@ -75,12 +75,12 @@ class ChatExchange:
 
 
 def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
-    made = sum(reply.tokens for reply in replies)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    completion_tokens = sum(reply.tokens for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": completion_tokens, "total_tokens": prompt + completion_tokens}
 
 
 def logprob_documents(logprobs: Sequence[Logprobs]) -> list[dict[str, Any]]:
-    return [{**taken.document(), "top_logprobs": [best.document() for best in top]} for taken, top in logprobs]
+    return [{**drawn.document(), "top_logprobs": [best.document() for best in top]} for drawn, top in logprobs]
 
 
 def logprobs_of(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
@@ -115,9 +115,9 @@ def _delta(piece: Piece, call_count: int) -> dict[str, Any]:
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-def prompts_of(value: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
+def prompts_of(prompt: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
     """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
-    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     if len(prompts) > most:
         raise UsageError(f"{len(prompts)} inputs are more than the {most} of one request", "send several")
     return list(prompts)
@@ -164,7 +164,7 @@ class CompletionExchange:
                 text, logprobs = ("", ()) if piece is None else (piece.text, piece.logprobs)
                 finish = reply.finish if piece is None else None
                 yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
-                offsets[reply.index] += sum(len(taken.token) for taken, _ in logprobs)
+                offsets[reply.index] += sum(len(drawn.token) for drawn, _ in logprobs)
         if self._body.with_usage:
             yield {**self._head, "choices": [], "usage": usage(self._prompt, self.replies)}
 
@@ -180,10 +180,10 @@ def _token_logprobs(logprobs: Sequence[Logprobs], offset: int) -> dict[str, Any]
     if not logprobs:
         return None
     return {
-        "tokens": [taken.token for taken, _ in logprobs],
-        "token_logprobs": [taken.logprob for taken, _ in logprobs],
-        "top_logprobs": [{token.token: token.logprob for token in (taken, *top)} for taken, top in logprobs],
-        "text_offset": [*accumulate((len(taken.token) for taken, _ in logprobs[:-1]), initial=offset)],
+        "tokens": [drawn.token for drawn, _ in logprobs],
+        "token_logprobs": [drawn.logprob for drawn, _ in logprobs],
+        "top_logprobs": [{token.token: token.logprob for token in (drawn, *top)} for drawn, top in logprobs],
+        "text_offset": [*accumulate((len(drawn.token) for drawn, _ in logprobs[:-1]), initial=offset)],
     }
 
 

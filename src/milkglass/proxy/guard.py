@@ -36,18 +36,18 @@ class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
     def __init__(
-        self, app: ASGIApp, token: str | None, further: str | None, limits: Limits, attested: str | None = None
+        self, app: ASGIApp, token: str | None, other_token: str | None, limits: Limits, attested: str | None = None
     ) -> None:
         """Wraps an application.
 
         Args:
             token: None: none is needed.
-            further: another that is accepted too.
+            other_token: another that is accepted too.
             attested: what each answer's header says of the server. None: there is no such header.
         """
         self._state = [] if attested is None else [(STATE_HEADER.lower().encode(), attested.encode())]
-        tokens = [] if token is None else [token, *([] if further is None else [further])]
-        self._app, self._expected = app, [f"Bearer {one}".encode() for one in tokens]
+        tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
+        self._app, self._expected = app, [f"Bearer {token}".encode() for token in tokens]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

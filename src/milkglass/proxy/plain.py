@@ -6,12 +6,10 @@ paths are handed on. With `quiet` bodies are padded, and answers come whole or i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -20,7 +18,6 @@ from starlette.routing import Route
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
 from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, Quiet
-from milkglass.errors import Unreachable
 from milkglass.proxy.guard import LocalGuard
 from milkglass.server.settings import Limits
 
@@ -54,7 +51,7 @@ class PlainProxy:
         endpoint = passthrough.answering(self.forward, {})
         routes = [Route(path, endpoint, methods=[method]) for path, method in passthrough.PATHS.items()]
         app = Starlette(routes=routes, lifespan=running)
-        app.add_middleware(LocalGuard, token=self.token, further=None, limits=self.limits, attested=self.attested)
+        app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits, attested=self.attested)
         return app
 
     async def forward(self, request: Request) -> Response:
@@ -68,14 +65,5 @@ class PlainProxy:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         answer = await self.channel.send(request.method, request.url.path, headers, body)
-        return StreamingResponse(_parts(answer), answer.status_code, passthrough.kept(answer.headers, ANSWERED_HEADERS))
-
-
-async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    try:
-        async for part in answer.aiter_raw():
-            yield part
-    except httpx2.TransportError as error:
-        raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
-    finally:
-        await asyncio.shield(answer.aclose())
+        answered = passthrough.kept(answer.headers, ANSWERED_HEADERS)
+        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, answered)

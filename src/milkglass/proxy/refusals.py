@@ -86,13 +86,13 @@ def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def of_fields(error: ValidationError, kind: type[BaseModel]) -> UsageError:
+def of_fields(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
     """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
     unknown_fields = [
         ".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"
     ]
     if unknown_fields:
-        field_names = ", ".join(name for name in kind.model_fields)
+        field_names = ", ".join(name for name in body_type.model_fields)
         name = unknown_fields[0][:60]
         return UsageError(
             f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
@@ -109,6 +109,6 @@ def _number(fault: Mapping[str, Any]) -> str:
 
     Returns "" for all else, which may be text, and for numbers in lists, which may be ids of text.
     """
-    value = fault["input"]
-    is_number = len(fault["loc"]) == 1 and isinstance(value, int | float) and not isinstance(value, bool)
-    return f"is {value:.10g}, " if is_number and abs(value) < MAX_NUMBER else ""
+    refused = fault["input"]
+    is_number = len(fault["loc"]) == 1 and isinstance(refused, int | float) and not isinstance(refused, bool)
+    return f"is {refused:.10g}, " if is_number and abs(refused) < MAX_NUMBER else ""

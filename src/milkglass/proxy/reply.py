@@ -118,18 +118,18 @@ class Reply:
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 text = stops.push(self._text(decoder, chunk))
-                if chunk.finish and not stops.found:
+                if chunk.finish and not stops.stopped:
                     text += stops.push(decoder.flush())
-                    text += "" if stops.found else stops.flush()
+                    text += "" if stops.stopped else stops.flush()
                 pending += map(names.at_place, chunk.logprobs)
-                for one in self._read(sections.push(text), pending):
-                    yield one
-                if stops.found:
+                for piece in self._read(sections.push(text), pending):
+                    yield piece
+                if stops.stopped:
                     break
                 self.finish = chunk.finish or self.finish
         self._spelling.flush()
-        for one in self._read(sections.flush(), pending):
-            yield one
+        for piece in self._read(sections.flush(), pending):
+            yield piece
         if pending:
             yield Piece(sections.kind, logprobs=tuple(pending))
         if self.finish == "stop" and question.demanded and not self._called:
@@ -188,8 +188,8 @@ async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
     """Returns all pieces of each reply. The first that fails ends the others."""
 
     async def pieces(reply: Reply) -> list[Piece]:
-        async with aclosing(reply.pieces()) as found:
-            return [piece async for piece in found]
+        async with aclosing(reply.pieces()) as iterator:
+            return [piece async for piece in iterator]
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -225,11 +225,11 @@ async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece 
     unfinished = len(replies)
     try:
         while unfinished:
-            reply, item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            unfinished -= item is None
-            yield reply, item
+            reply, outcome = await queue.get()
+            if isinstance(outcome, Exception):
+                raise outcome
+            unfinished -= outcome is None
+            yield reply, outcome
     finally:
         for task in tasks:
             task.cancel()

@@ -28,15 +28,15 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
         return [*start, {"role": "user", "content": body.input}]
     messages: list[dict[str, Any]] = list(start)
     for number, item in enumerate(body.input, 1):
-        kind = item.get("type", "message")
-        if kind == "message":
+        item_type = item.get("type", "message")
+        if item_type == "message":
             messages.append({name: value for name, value in item.items() if name not in OF_ITEMS})
-        elif kind == "function_call":
+        elif item_type == "function_call":
             _add_call(messages, item)
-        elif kind == "function_call_output":
+        elif item_type == "function_call_output":
             output = item.get("output")
             messages.append({"role": "tool", "content": output, "tool_call_id": str(item.get("call_id", ""))})
-        elif kind not in MADE_BY_MODELS:
+        elif item_type not in MADE_BY_MODELS:
             raise UsageError(f"input {number} is of a kind that is not offered", "give messages and function calls")
     return messages
 
@@ -97,20 +97,24 @@ class ResponseExchange:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields events with their `type` and number."""
-        items, number, reply = _Items(), 0, self._begin()
-        for kind in ("response.created", "response.in_progress"):
-            yield {"type": kind, "sequence_number": number, "response": self._document(reply, [], "in_progress")}
-            number += 1
+        sequence_number = 0
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                yield {**event, "sequence_number": sequence_number}
+                sequence_number += 1
+
+    async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
+        items, reply = _Items(), self._begin()
+        for status in ("created", "in_progress"):
+            yield {"type": f"response.{status}", "response": self._document(reply, [], "in_progress")}
         async with aclosing(reply.pieces()) as pieces:
             async for piece in pieces:
                 for event in items.take(piece):
-                    yield {**event, "sequence_number": number}
-                    number += 1
+                    yield event
         for event in items.close():
-            yield {**event, "sequence_number": number}
-            number += 1
+            yield event
         document = self._document(reply, items.whole())
-        yield {"type": f"response.{document['status']}", "sequence_number": number, "response": document}
+        yield {"type": f"response.{document['status']}", "response": document}
 
 
 @dataclass
@@ -126,9 +130,9 @@ class _Items:
         """Returns the events of a piece."""
         events: list[dict[str, Any]] = []
         if piece.text:
-            kind = "reasoning" if piece.kind == "reasoning" else "message"
-            if self.open is None or self.open["type"] != kind:
-                events += self.close() + self._begin(kind)
+            item_type = "reasoning" if piece.kind == "reasoning" else "message"
+            if self.open is None or self.open["type"] != item_type:
+                events += self.close() + self._begin(item_type)
             self._text += piece.text
             self._logprobs += piece.logprobs
             events.append(self._delta(piece))
@@ -149,46 +153,52 @@ class _Items:
         item |= {"status": "completed", "content": [part]}
         self.done.append(item)
         self.open, text, self._text, self._logprobs = None, self._text, "", []
-        at = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        logprobs = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+        position = {"item_id": item["id"], "output_index": index, "content_index": 0}
+        part_type = "output_text" if item["type"] == "message" else "reasoning_text"
+        logprobs = {"logprobs": part["logprobs"]} if part_type == "output_text" else {}
         return [
-            {"type": f"response.{kind}.done", **at, "text": text, **logprobs},
-            {"type": "response.content_part.done", **at, "part": part},
+            {"type": f"response.{part_type}.done", **position, "text": text, **logprobs},
+            {"type": "response.content_part.done", **position, "part": part},
             {"type": "response.output_item.done", "output_index": index, "item": item},
         ]
 
-    def _begin(self, kind: str) -> list[dict[str, Any]]:
-        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        item = {"id": new_id("msg"), "type": kind, "status": "in_progress", "content": [], **fields}
+    def _begin(self, item_type: str) -> list[dict[str, Any]]:
+        fields: dict[str, Any] = {"role": "assistant"} if item_type == "message" else {"summary": []}
+        item = {"id": new_id("msg"), "type": item_type, "status": "in_progress", "content": [], **fields}
         self.open, index = dict(item), len(self.done)
-        at = {"item_id": item["id"], "output_index": index, "content_index": 0}
+        position = {"item_id": item["id"], "output_index": index, "content_index": 0}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": item},
-            {"type": "response.content_part.added", **at, "part": self._part(kind, "")},
+            {"type": "response.content_part.added", **position, "part": self._part(item_type, "")},
         ]
 
-    def _part(self, kind: str, text: str) -> dict[str, Any]:
-        if kind != "message":
+    def _part(self, item_type: str, text: str) -> dict[str, Any]:
+        if item_type != "message":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_documents(self._logprobs)}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         assert self.open is not None
-        at = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
-        kind = "reasoning_text" if piece.kind == "reasoning" else "output_text"
-        logprobs: dict[str, Any] = {"logprobs": logprob_documents(piece.logprobs)} if kind == "output_text" else {}
-        return {"type": f"response.{kind}.delta", **at, "delta": piece.text, **logprobs}
+        position = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
+        part_type = "reasoning_text" if piece.kind == "reasoning" else "output_text"
+        logprobs: dict[str, Any] = {"logprobs": logprob_documents(piece.logprobs)} if part_type == "output_text" else {}
+        return {"type": f"response.{part_type}.delta", **position, "delta": piece.text, **logprobs}
 
     def _call(self, call: ToolCall) -> list[dict[str, Any]]:
-        index, key = len(self.done), new_id("fc")
-        item = {"id": key, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+        index, item_id = len(self.done), new_id("fc")
+        item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name,
+                "arguments": call.arguments}  # fmt: skip
         self.done.append({**item, "status": "completed"})
-        at = {"item_id": key, "output_index": index}
+        position = {"item_id": item_id, "output_index": index}
         started = {**item, "arguments": "", "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": started},
-            {"type": "response.function_call_arguments.delta", **at, "delta": call.arguments},
-            {"type": "response.function_call_arguments.done", **at, "arguments": call.arguments, "name": call.name},
+            {"type": "response.function_call_arguments.delta", **position, "delta": call.arguments},
+            {
+                "type": "response.function_call_arguments.done",
+                **position,
+                "arguments": call.arguments,
+                "name": call.name,
+            },
             {"type": "response.output_item.done", "output_index": index, "item": self.done[-1]},
         ]

@@ -73,7 +73,7 @@ def run(
     counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 
     async def work() -> None:
-        observers = [one if page is None else Observers((one, page.observer)) for one in counters]
+        observers = [counter if page is None else Observers((counter, page.observer)) for counter in counters]
         served = [
             ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
@@ -85,16 +85,13 @@ def run(
         except BaseException:
             await upstream.close()
             raise
-        for warning in warnings:
-            notice(f"warning: {warning}")
-        for backend in backends.each:
-            for line in backend.about_sampling():
-                notice(line)
+        for line in backends.notices(warnings):
+            notice(line)
         names = [model.name for model in backends.models]
         async with AsyncExitStack() as running:
             for counter in counters:
                 await running.enter_async_context(counter.running())
-            routes = None if page is None else await running.enter_async_context(page.running(backends.each[0]))
+            routes = None if page is None else await running.enter_async_context(page.running(backends.backends[0]))
             await serve(backends, listener, address, limits, lambda url: ready(url, names), routes, notice)
 
     try:
@@ -119,8 +116,8 @@ async def serve(
     loop = asyncio.get_running_loop()
 
     def stopping() -> None:
-        if not server.should_exit and (left := len(server.server_state.tasks)):
-            requests = "1 request" if left == 1 else f"{left} requests"
+        if not server.should_exit and (unfinished := len(server.server_state.tasks)):
+            requests = "1 request" if unfinished == 1 else f"{unfinished} requests"
             loop.call_soon_threadsafe(
                 notice, f"finishing {requests}, {DRAIN_SECONDS} s at most; Ctrl-C again ends them"
             )

@@ -44,7 +44,7 @@ class InPlaceExchange:
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
-        self._left, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
+        self._closed, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN_HEADERS]
         scope: Scope = {
@@ -65,7 +65,7 @@ class InPlaceExchange:
         if not self._begun:
             self._begun = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._left.wait()
+        await self._closed.wait()
         return {"type": "http.disconnect"}
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -93,7 +93,7 @@ class InPlaceExchange:
             raise httpx2.ReadTimeout(f"no answer within {self._read_timeout:g} s") from None
 
     async def close(self) -> None:
-        self._left.set()
+        self._closed.set()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -158,11 +158,8 @@ class _Local:
                 counter = UsageCount(self.unlocked, self.notice)
                 key = ServedKey(self.unlocked.path.name, self.codec, self.unlocked.key.info, counter)
                 backends, warnings = await all_connected(self.upstream, [key], self.models)
-                for warning in warnings:
-                    self.notice(f"warning: {warning}")
-                for backend in backends.each:
-                    for line in backend.about_sampling():
-                        self.notice(line)
+                for line in backends.notices(warnings):
+                    self.notice(line)
                 await self._open.enter_async_context(counter.running())
                 self._app = create_app(backends)
             return self._app
@@ -174,8 +171,8 @@ class _Local:
 
 def _refusal(error: MilkglassError) -> httpx2.Response:
     """Returns the proxy's response for an engine that cannot be reached."""
-    known = refusals.gateway(error)
-    return httpx2.Response(known.status, json=refusals.body(known))
+    gateway_error = refusals.gateway(error)
+    return httpx2.Response(gateway_error.status, json=refusals.body(gateway_error))
 
 
 async def _begun(

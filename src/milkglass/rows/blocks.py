@@ -89,14 +89,14 @@ class FileShape:
 
     def divided(self, text: str) -> tuple[str, str]:
         """Returns the instruction if the text begins with it, and the part that is sanitized."""
-        at = len(self.instruction) if text.startswith(self.instruction) else 0
-        return text[:at], text[at:]
+        start = len(self.instruction) if text.startswith(self.instruction) else 0
+        return text[:start], text[start:]
 
     def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
         """Returns the rows, the places of the texts in them, and the names of fields that are unchanged."""
         rows: list[Any] = []
         slots: list[Slot] = []
-        missing_names: set[str] = set()
+        unchanged_names: set[str] = set()
         for line, raw in zip(block.lines, block.raw, strict=True):
             if self.kind == "lines":
                 text = raw.rstrip("\r\n")
@@ -106,13 +106,13 @@ class FileShape:
                 place = self.place(line)
                 row = json_object(place, raw) if raw.strip() else None
                 if row is not None:
-                    slots += self._fields(place, row, missing_names)
+                    slots += self._fields(place, row, unchanged_names)
             else:
                 row = list(raw)
                 slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
-                missing_names.update(name for name in self.header if name not in self.texts)
+                unchanged_names.update(name for name in self.header if name not in self.texts)
             rows.append(row)
-        return rows, slots, {shown_name(name) for name in missing_names}
+        return rows, slots, {shown_name(name) for name in unchanged_names}
 
     def head(self) -> str:
         """Returns what is written before the rows: a table's header, and its mark."""
@@ -132,33 +132,33 @@ class FileShape:
             (quoted if any("\r" in cell for cell in row) else writer).writerow(row)
         return buffer.getvalue()
 
-    def _fields(self, place: Place, row: dict[str, Any], missing_names: set[str]) -> list[Slot]:
-        result: list[Slot] = []
-        empty = False
-        for name, value in row.items():
+    def _fields(self, place: Place, row: dict[str, Any], unchanged_names: set[str]) -> list[Slot]:
+        slots: list[Slot] = []
+        has_empty = False
+        for name, cell in row.items():
             if name == "messages":
-                result += _messages(place, value, missing_names, self.roles)
-                empty = True  # a conversation of calls alone has no text
+                slots += _messages(place, cell, unchanged_names, self.roles)
+                has_empty = True  # a conversation of calls alone has no text
             elif name not in self.texts:
-                missing_names.add(name)
-            elif isinstance(value, str):
-                result.append((row, name))
-            elif missing(value):
-                empty = True  # as the empty cell of a table, which stays as it is
+                unchanged_names.add(name)
+            elif isinstance(cell, str):
+                slots.append((row, name))
+            elif missing(cell):
+                has_empty = True  # as the empty cell of a table, which stays as it is
             else:
                 text_of(place, row, name)  # raises
-        if not result and not empty:
+        if not slots and not has_empty:
             raise no_text(place, row)
-        return result
+        return slots
 
 
 def shape_of(
-    path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(), delimiter: str | None = None
+    path: Path, extra: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset(), delimiter: str | None = None
 ) -> FileShape:
     """Returns the format of a file.
 
     Args:
-        also, keep: fields that are texts besides the known names, and known names that are not texts.
+        extra, kept: fields that are texts besides the known names, and known names that are not texts.
         delimiter: of a table. None: detected.
 
     Raises:
@@ -172,8 +172,8 @@ def shape_of(
             f"milkglass data {path.name} --out NEW.jsonl makes it lines",
         )
     kind = KINDS.get(path.suffix.lower(), "lines")
-    column_names = sorted(also | keep)
-    texts = [name for name in (*ALL_TEXTS, *sorted(also)) if name not in keep]
+    column_names = sorted(extra | kept)
+    texts = [name for name in (*ALL_TEXTS, *sorted(extra)) if name not in kept]
     if kind == "lines" and column_names:
         raise UsageError(f"{path.name} has a text a line and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
@@ -182,25 +182,25 @@ def shape_of(
         _require_names(path, {*column_names})
         noun = "entry" if kind == "json" and is_json_list(path) else "line"
         return FileShape(kind, frozenset(texts), file=path.name, noun=noun)
-    sign = delimiter or delimiter_of(path, (*column_names, *KNOWN))
-    kind = "tsv" if quotes_are_text(path, sign) else "csv"
-    lines = table_cells(path, sign, kind == "csv")
+    found_delimiter = delimiter or delimiter_of(path, (*column_names, *KNOWN))
+    kind = "tsv" if quotes_are_text(path, found_delimiter) else "csv"
+    lines = table_cells(path, found_delimiter, kind == "csv")
     header = tuple(next(lines)[1])
     require_columns(path.name, header, column_names, texts, rows_below(lines))
     with path.open("rb") as file:
         marked = file.read(3) == BYTE_ORDER_MARK.encode()
-    return FileShape(kind, frozenset(texts), header, path.name, delimiter=sign, marked=marked)
+    return FileShape(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, marked=marked)
 
 
-def _require_names(path: Path, missing_names: set[str]) -> None:
+def _require_names(path: Path, absent_names: set[str]) -> None:
     """Raises CodecError for a name that no row has, since a misspelt name would leave its text in the clear."""
-    for _, row in json_rows(path) if missing_names else ():
-        missing_names -= row.keys()
-        if not missing_names:
+    for _, row in json_rows(path) if absent_names else ():
+        absent_names -= row.keys()
+        if not absent_names:
             return
-    if missing_names:
+    if absent_names:
         raise CodecError(
-            f"no row of {path.name} has a field {min(missing_names)!r}", "check --text-column and --keep-column"
+            f"no row of {path.name} has a field {min(absent_names)!r}", "check --text-column and --keep-column"
         )
 
 
@@ -241,7 +241,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
 
 def _raw(path: Path, shape: FileShape) -> Iterator[tuple[int, Any]]:
     if shape.noun == "entry":
-        return ((place.number, json.dumps(value)) for place, value in json_list(path))
+        return ((place.number, json.dumps(entry)) for place, entry in json_list(path))
     if shape.kind in ("lines", "json"):
         return raw_lines(path)
     rows = islice(table_cells(path, shape.delimiter, shape.kind == "csv"), 1, None)
@@ -252,19 +252,20 @@ def _size(row: Any) -> int:
     return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
-def _messages(place: Place, value: Any, missing_names: set[str], roles: frozenset[str]) -> list[Slot]:
-    if not isinstance(value, list) or not all(isinstance(message, dict) and _has_content(message) for message in value):
+def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: frozenset[str]) -> list[Slot]:
+    """Returns the places of texts in the messages of these roles, or of all roles if none is named."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) and _has_content(one) for one in messages):
         raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
-    missing_names.update(f"messages.{name}" for message in value for name in message if name not in ("role", "content"))
-    if roles and not all(isinstance(message.get("role"), str) for message in value):
+    other_fields = {name for message in messages for name in message} - {"role", "content"}
+    unchanged_names |= {f"messages.{name}" for name in other_fields}
+    if roles and not all(isinstance(message.get("role"), str) for message in messages):
         raise CodecError(f"{place} has a message without a role", "leave out --role, or give each message one")
-    kept_messages = [message for message in value if roles and message.get("role") not in roles]
-    if kept_messages and len(kept_messages) == len(value):
+    sanitized = [message for message in messages if not roles or message["role"] in roles]
+    if messages and not sanitized:
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
-    missing_names.update(f"messages.{_role(kept_message['role'])}" for kept_message in kept_messages)
-    return [
-        slot for message in value if not any(message is other for other in kept_messages) for slot in _contents(message)
-    ]
+    kept_roles = {message["role"] for message in messages} - roles if roles else set()
+    unchanged_names |= {f"messages.{_role(role)}" for role in kept_roles}
+    return [slot for message in sanitized for slot in _contents(message)]
 
 
 def _role(name: str) -> str:

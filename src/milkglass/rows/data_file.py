@@ -57,7 +57,7 @@ class DataFile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        if len(set(self.named)) < len(self.named):
+        if len(set(self.named_columns)) < len(self.named_columns):
             raise UsageError("two of the columns are one and the same", "give each its own")
 
     @classmethod
@@ -69,19 +69,19 @@ class DataFile:
         return self.path.name
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def named_columns(self) -> tuple[str, ...]:
         return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
 
     @property
     def kind(self) -> str:
         """Returns the suffix of the file's name. Raises UsageError if such files are not read."""
-        result = self.path.suffix.lower()
-        if result not in KINDS:
+        suffix = self.path.suffix.lower()
+        if suffix not in KINDS:
             raise UsageError(
                 f"{self.name} is of no kind that is read",
                 f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',
             )
-        return result
+        return suffix
 
     def require(self) -> None:
         """Checks that the file exists, and that the options fit its kind.
@@ -94,7 +94,7 @@ class DataFile:
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}", f"give {READ_KINDS}")
-        if self.kind == ".txt" and (self.named or self.delimiter):
+        if self.kind == ".txt" and (self.named_columns or self.delimiter):
             raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
         if self.kind not in TABLES and self.delimiter is not None:
             raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
@@ -113,13 +113,14 @@ class DataFile:
             EmptyText: there is no row.
         """
         self.require()
-        texts = () if self.text else (*TEXTS, *CHATS, *(first for first, *_ in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS)))
+        first_columns = (columns[0] for columns in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS))
+        texts = () if self.text else (*TEXTS, *CHATS, *first_columns)
         if self.kind in TABLES:
-            sign = self.delimiter or delimiter_of(self.path, (*self.named, *KNOWN))
-            quoted = not quotes_are_text(self.path, sign)
-            return table(self.path, self.named, sign, quoted, blank=blank, texts=texts)
+            delimiter = self.delimiter or delimiter_of(self.path, (*self.named_columns, *KNOWN))
+            is_quoted = not quotes_are_text(self.path, delimiter)
+            return table(self.path, self.named_columns, delimiter, is_quoted, blank=blank, texts=texts)
         if self.kind == ".parquet":
-            return parquet(self.path, self.named, texts)
+            return parquet(self.path, self.named_columns, texts)
         return text_lines(self.path, blank) if self.kind == ".txt" else json_rows(self.path, blank)
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
@@ -129,54 +130,54 @@ class DataFile:
         Args:
             header: columns of other rows.
         """
-        result = self.text or self._usual_text(row) or self._usual_text(header)
-        if result is None:
-            raise no_text(place, row, self.named)
-        return result
+        column = self.text or self._usual_text(row) or self._usual_text(header)
+        if column is None:
+            raise no_text(place, row, self.named_columns)
+        return column
 
     def _usual_text(self, row: Collection[str]) -> str | None:
         """Returns the column of texts of a usual name, or None."""
-        both = self._usual_pair(row)
-        return both[0] if both else matching_name(row, TEXTS, self.named)
+        text_and_pair = self._usual_pair(row)
+        return text_and_pair[0] if text_and_pair else matching_name(row, TEXTS, self.named_columns)
 
     def _usual_pair(self, row: Collection[str]) -> tuple[str, str] | None:
         """Returns the columns of first and second texts that go together by their names, or None."""
         if self.text is not None or TEXTS[0] in row:
             return None
         for first, second in PAIRED_COLUMNS:
-            is_free = first not in self.named and second != self.label and self.pair in (None, second)
+            is_free = first not in self.named_columns and second != self.label and self.pair in (None, second)
             if is_free and {first, second} <= {*row}:
                 return first, second
         return None
 
-    def answered(self, row: Collection[str]) -> tuple[str, str, str] | None:
+    def question_columns(self, row: Collection[str]) -> tuple[str, str, str] | None:
         """Returns the columns of a question and its answer, and the words before the question, or None."""
-        if self.named or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
+        if self.named_columns or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
             return None
         return next((names for names in ANSWERED_COLUMNS if {*names[:2]} <= {*row}), None)
 
     def label_column(self, row: Collection[str]) -> str | None:
-        return self.label or matching_name(row, LABELS, self.named)
+        return self.label or matching_name(row, LABELS, self.named_columns)
 
     def pair_column(self, row: Row) -> str | None:
-        both = self._usual_pair(row)
-        return self.pair or (both[1] if both else matching_name(row, PAIRS, self.named))
+        text_and_pair = self._usual_pair(row)
+        return self.pair or (text_and_pair[1] if text_and_pair else matching_name(row, PAIRS, self.named_columns))
 
-    def _first(self) -> tuple[dict[str, str | None], list[str]]:
+    def _first_columns(self) -> tuple[dict[str, str | None], list[str]]:
         """Returns the columns that are read, by their role, and all columns of the first row."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
-        if answer_columns := self.answered(row):
-            return {"text": answer_columns[0], "label": None, "text_pair": None}, list(row)
+        if answered := self.question_columns(row):
+            return {"text": answered[0], "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
-    def taken(self) -> dict[str, str | None]:
+    def columns_by_role(self) -> dict[str, str | None]:
         """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
-        return self._first()[0]
+        return self._first_columns()[0]
 
     def columns_read(self, labels: bool = True, identifier: str | None = None) -> str:
         """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.
@@ -187,27 +188,29 @@ class DataFile:
         """
         if self.kind == ".txt":
             return ""
-        texts_column, columns = self._first()
-        if answer_columns := self.answered(columns):
-            read_columns = [*answer_columns[:2]]
-            words = f"messages from {answer_columns[0]} and {answer_columns[1]}"
-        elif self.text is None and (chat := texts_column["text"]) in CHATS:
+        columns_by_role, columns = self._first_columns()
+        if answered := self.question_columns(columns):
+            read_columns = [*answered[:2]]
+            description = f"messages from {answered[0]} and {answered[1]}"
+        elif self.text is None and (chat := columns_by_role["text"]) in CHATS:
             instructed = chat == "instruction"
             read_columns = [*INSTRUCTED_COLUMNS[:3]] if instructed else [CHATS[0], "tools"]
-            words = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
+            description = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
         else:
-            roles = {**texts_column, "label": texts_column["label"] if labels else None, "id": identifier}
+            roles = {**columns_by_role, "label": columns_by_role["label"] if labels else None, "id": identifier}
             read_columns = [name for name in roles.values() if name is not None]
-            words = ", ".join(f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None)
-            words += "; no labels (--label-column)" if labels and texts_column["label"] is None else ""
+            description = ", ".join(
+                f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None
+            )
+            description += "; no labels (--label-column)" if labels and columns_by_role["label"] is None else ""
         unread = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
         remark = f" and {len(unread) - MAX_COLUMNS_SHOWN} more" if len(unread) > MAX_COLUMNS_SHOWN else ""
-        return words + (f"; not read: {', '.join(unread[:MAX_COLUMNS_SHOWN])}{remark}" if unread else "")
+        return description + (f"; not read: {', '.join(unread[:MAX_COLUMNS_SHOWN])}{remark}" if unread else "")
 
 
 Source = Path | DataFile
 
 
-def matching_name(row: Collection[str], names: Collection[str], but: Collection[str] = ()) -> str | None:
+def matching_name(row: Collection[str], names: Collection[str], excluded: Collection[str] = ()) -> str | None:
     """Returns the first of these columns that a row has, or None."""
-    return next((name for name in names if name in row and name not in but), None)
+    return next((name for name in names if name in row and name not in excluded), None)

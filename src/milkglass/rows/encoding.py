@@ -77,5 +77,5 @@ def _first(path: Path) -> tuple[int, bytes]:
 
 def _table(line: bytes) -> str:
     """Returns the likely encoding. Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them."""
-    found = set(line)
-    return "WINDOWS-1252" if found & set(range(0x80, 0xA0)) and not found & _UNUSED else "ISO-8859-1"
+    byte_values = set(line)
+    return "WINDOWS-1252" if byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNUSED else "ISO-8859-1"

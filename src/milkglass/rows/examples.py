@@ -271,7 +271,7 @@ def unlabelled(source: Source, summary: Summary) -> CodecError:
     hint = 'give rows with a "text" and a "label"'
     if summary.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
-        hint = f"{columns_there(row, DataFile.of(source).named)}; --label-column names the column of labels"
+        hint = f"{columns_there(row, DataFile.of(source).named_columns)}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {WHAT[summary.kind]}", hint)
 
 
@@ -282,24 +282,24 @@ def checked(source: Source, task: str | None) -> Summary:
         UsageError: there is no such file.
         CodecError: a row cannot be read, or the data are for another task.
     """
-    result = summarise(source, scores=task == "regression")
-    if task == "classification" and result.task != task:
-        raise unlabelled(source, result)
-    if task is not None and task != result.task:
-        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
-    if result.task == "classification" and task is None:
-        require_classes(source, result)
-    return result
+    summary = summarise(source, scores=task == "regression")
+    if task == "classification" and summary.task != task:
+        raise unlabelled(source, summary)
+    if task is not None and task != summary.task:
+        raise CodecError(f"{source.name} is data for {summary.task}, not for {task}", "see `milkglass finetune --help`")
+    if summary.task == "classification" and task is None:
+        require_classes(source, summary)
+    return summary
 
 
-def number_labels(names: Sequence[str], numbers: Mapping[str, int] | None) -> dict[str, int]:
+def number_labels(names: Sequence[str], known_numbers: Mapping[str, int] | None) -> dict[str, int]:
     """Returns a number for each label.
 
     Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers them
     alike.
     """
-    if numbers and set(names) <= set(numbers):
-        return dict(numbers)
+    if known_numbers and set(names) <= set(known_numbers):
+        return dict(known_numbers)
     return {name: number for number, name in enumerate(names)}
 
 
@@ -316,7 +316,7 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
         if pair is not None:
             raise CodecError(
                 f"{place} has a {pairs} and no label",
-                f"{columns_there(row, file.named)}; --label-column names the column of labels",
+                f"{columns_there(row, file.named_columns)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
     if labels not in header:
@@ -334,7 +334,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
     for name in WEIGHT_FIELDS if file.kind in JSON else TABLE_WEIGHTS:
-        if name not in file.named and not missing(row.get(name)):
+        if name not in file.named_columns and not missing(row.get(name)):
             raise CodecError(
                 f"{place} has {name}, which is not honoured: each row counts alike",
                 f"leave {name} out, or name what is read: --text-column and --label-column",
@@ -350,7 +350,7 @@ def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
 
 
 def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
-    hint = f"give it one ({columns_there(row, (column, *file.named))})"
+    hint = f"give it one ({columns_there(row, (column, *file.named_columns))})"
     return EmptyText(f"{place} has no {column}", hint)
 
 
@@ -358,10 +358,10 @@ def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
-    value = row.get(identifier or ID)
-    value = int(value) if isinstance(value, float) and value.is_integer() else value
-    if not isinstance(value, bool) and isinstance(value, str | int):
-        return " ".join(str(value).split())
+    cell = row.get(identifier or ID)
+    cell = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+    if not isinstance(cell, bool) and isinstance(cell, str | int):
+        return " ".join(str(cell).split())
     if identifier is None:
         return ""
     raise CodecError(f"{place} has a {identifier} that is neither a name nor a whole number", "name another column")
@@ -376,7 +376,7 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
         return Example(place.number, "chat", messages=_instruction_messages(place, row), noun=place.noun)
-    if columns := file.answered(row):
+    if columns := file.question_columns(row):
         question, answer, prefix = columns
         messages = question_answer(place, row, question, answer, prefix=prefix)
         return Example(place.number, "chat", messages=messages, noun=place.noun)
@@ -399,22 +399,22 @@ def conversation_at(
         raise CodecError(f"{place}: {error.message}", error.hint) from None
 
 
-def _without_gaps(value: Any) -> Any:
+def _without_gaps(cell: Any) -> Any:
     """Returns a value without fields that are null: in Parquet each object has the fields of all others."""
-    if isinstance(value, Mapping):
-        return {name: _without_gaps(item) for name, item in value.items() if item is not None}
-    return [_without_gaps(item) for item in value] if isinstance(value, list) else value
+    if isinstance(cell, Mapping):
+        return {name: _without_gaps(element) for name, element in cell.items() if element is not None}
+    return [_without_gaps(element) for element in cell] if isinstance(cell, list) else cell
 
 
 def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
-    result = question_answer(place, row, "instruction", "output", "input")
+    messages = question_answer(place, row, "instruction", "output", "input")
     if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not missing(row[name])]:
         raise CodecError(
             f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
             "honoured",
             f"{columns_there(row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
         )
-    return result
+    return messages
 
 
 def question_answer(

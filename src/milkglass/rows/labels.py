@@ -162,12 +162,12 @@ class Scale:
         return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 
 
-def score_of(where: str, value: Any) -> float:
-    """Returns a label as a number. Raises CodecError, which names the row `where`, if it is not a finite number."""
+def score_of(row_name: str, cell: Any) -> float:
+    """Returns a label as a number. Raises CodecError, with the row's name, if it is not a finite number."""
     try:
-        result = math.nan if isinstance(value, bool) else float(value)
+        score = math.nan if isinstance(cell, bool) else float(cell)
     except (TypeError, ValueError, OverflowError):
-        result = math.nan
-    if not math.isfinite(result):
-        raise CodecError(f"{where} has a label that is not a number", "a regression needs one in every row")
-    return result
+        score = math.nan
+    if not math.isfinite(score):
+        raise CodecError(f"{row_name} has a label that is not a number", "a regression needs one in every row")
+    return score

@@ -65,16 +65,16 @@ def input_row(place: Place, line: str) -> InputRow:
 
 def _text(place: Place, row: Mapping[str, Any], column: str) -> str | None:
     """Returns a text, which may be blank, or None if there is none."""
-    value = row.get(column)
-    return value if isinstance(value, str) else None if missing(value) else text_of(place, row, column)
+    cell = row.get(column)
+    return cell if isinstance(cell, str) else None if missing(cell) else text_of(place, row, column)
 
 
 def _object(place: Place, line: str) -> dict[str, Any] | None:
     if not line.lstrip().startswith("{"):
         return None
     try:
-        value = json.loads(line)
-        if not {"text", "messages"} & value.keys():
+        parsed = json.loads(line)
+        if not {"text", "messages"} & parsed.keys():
             return None
         return dict(json.loads(line, object_pairs_hook=unique_keys))
     except RepeatedKey as error:

@@ -16,11 +16,8 @@ from milkglass.rows.place import missing
 Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-FUNCTION_FIELDS = {
-    "name": str,
-    "description": str,
-    "parameters": Mapping,
-}  # fields of a function that a template may see
+# Fields of a function that a template may see
+FUNCTION_FIELDS = {"name": str, "description": str, "parameters": Mapping}
 # Fields of a training row, and of its messages by the role as templates know it
 ROW_FIELDS = ("messages", "tools", "parallel_tool_calls", "id")
 TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -39,44 +36,41 @@ MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
 SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 
-def normalized(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def normalized(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns messages as a template reads them.
 
     Raises:
         UsageError: a message is invalid, its content is not text, or a field of it would be ignored.
     """
-    result = [_message(number, one) for number, one in enumerate(messages, 1)]
-    for number, (original, message) in enumerate(zip(messages, result, strict=True), 1):
-        named_fields = [
-            name for name, item in _nonempty(original).items() if name not in SAYS_NOTHING and item is not False
-        ]
-        _require_known(named_fields, MESSAGE_FIELDS[message["role"]], f"message {number}")
-    return result
+    messages = [_message(number, original) for number, original in enumerate(originals, 1)]
+    for number, (original, message) in enumerate(zip(originals, messages, strict=True), 1):
+        _require_known(_stated(original), MESSAGE_FIELDS[message["role"]], f"message {number}")
+    return messages
 
 
-def _message(number: int, value: Mapping[str, Any]) -> Message:
-    role = value.get("role")
+def _message(number: int, original: Mapping[str, Any]) -> Message:
+    role = original.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(ROLES)}")
-    content, refusal = value.get("content"), value.get("refusal")
+    content, refusal = original.get("content"), original.get("refusal")
     if content is None and isinstance(refusal, str):
         content = refusal
     message: dict[str, Any] = {"role": ROLES[role], "content": text_of(content, number)}
-    if value.get("function_call") is not None:
+    if original.get("function_call") is not None:
         raise UsageError(f"message {number} has a function_call", "give tool_calls, as they were answered")
-    calls = value.get("tool_calls")
+    calls = original.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
     if calls:
         message["tool_calls"] = [_call(number, call) for call in calls]
     if role == "assistant":
-        thoughts = [value[name] for name in ("reasoning_content", "reasoning") if value.get(name)]
+        thoughts = [original[name] for name in ("reasoning_content", "reasoning") if original.get(name)]
         if any(not isinstance(thought, str) or thought != thoughts[0] for thought in thoughts):
             raise UsageError(f"message {number} has a reasoning that is not one text", "give reasoning_content alone")
         if thoughts:
             message["reasoning_content"] = thoughts[0]
     if role == "tool":
-        message |= {name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)}
+        message |= {name: original[name] for name in ("tool_call_id", "name") if isinstance(original.get(name), str)}
     return message
 
 
@@ -90,23 +84,23 @@ def text_of(content: Any, number: int) -> str:
         raise UsageError(f"the content of message {number} is not a text", "give a text, or a list of texts")
     parts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if kind in TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
+        part_type = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text") if part_type in TEXT_PARTS else part.get("refusal") if part_type == "refusal" else None
         if not isinstance(text, str):
             raise UsageError(
                 f"message {number} has a part that is not text", "images, sound and files cannot be scrambled"
             )
-        _require_known({*_nonempty(part)} - SAYS_NOTHING, PART_FIELDS[str(kind)], f"a part of message {number}")
+        _require_known({*_nonempty(part)} - SAYS_NOTHING, PART_FIELDS[str(part_type)], f"a part of message {number}")
         parts.append(text)
     return "".join(parts)
 
 
-def _call(number: int, value: Any) -> dict[str, Any]:
+def _call(number: int, call: Any) -> dict[str, Any]:
     """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text.
 
     Raises UsageError.
     """
-    function = value.get("function") if isinstance(value, Mapping) else None
+    function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
     try:
@@ -120,9 +114,9 @@ def _call(number: int, value: Any) -> dict[str, Any]:
         raise UsageError(
             f"a tool call of message {number} has arguments that are not an object", 'give an object: {"name": ...}'
         )
-    result = {"name": function["name"], "arguments": arguments}
-    key = value.get("id")
-    return {"id": "" if key is None else str(key), "type": "function", "function": result}
+    called = {"name": function["name"], "arguments": arguments}
+    call_id = call.get("id")
+    return {"id": "" if call_id is None else str(call_id), "type": "function", "function": called}
 
 
 def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
@@ -143,10 +137,7 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True)
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
         allowed = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
-        named_fields = [
-            name for name, value in _nonempty(function).items() if name not in SAYS_NOTHING and value is not False
-        ]
-        _require_known(named_fields, [*allowed, "type"] if function is tool else allowed, "a tool's function")
+        _require_known(_stated(function), [*allowed, "type"] if function is tool else allowed, "a tool's function")
         if function is not tool:
             _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
         fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
@@ -174,11 +165,9 @@ def conversation_of(
         UsageError: the row has something that cannot be honoured, which the message names.
         EmptyText: a message has no content.
     """
-    row = (
-        {column: row[column]}
-        if ignore_other_columns
-        else {name: item for name, item in row.items() if not missing(item)}
-    )
+    row = {name: cell for name, cell in row.items() if not missing(cell)}
+    if ignore_other_columns:
+        row = {column: row.get(column)}
     allowed = [column if name == "messages" else name for name in ROW_FIELDS]
     _require_known(row, allowed, "the row", f", or read the conversation alone: --text-column {column}")
     turns = _list_of(row.get(column))
@@ -196,20 +185,20 @@ def conversation_of(
     return tuple(messages), tuple(tools)
 
 
-def _turn(number: int, value: Mapping[str, Any], trained: bool) -> Message:
-    role = ROLES.get(str(value.get("role")), "")
-    allowed = [name for name in TURN_FIELDS.get(role, value) if trained or name != "weight"]
-    _require_known(value, allowed, f"message {number}")
-    if "refusal" in value and ("content" in value or not isinstance(value["refusal"], str)):
+def _turn(number: int, turn: Mapping[str, Any], trained: bool) -> Message:
+    role = ROLES.get(str(turn.get("role")), "")
+    allowed = [name for name in TURN_FIELDS.get(role, turn) if trained or name != "weight"]
+    _require_known(turn, allowed, f"message {number}")
+    if "refusal" in turn and ("content" in turn or not isinstance(turn["refusal"], str)):
         raise UsageError(
             f"message {number} has a refusal beside a content, or one that is not a text",
             "leave one of them out: a refusal is learnt in the place of the content",
         )
-    message = {**_message(number, value)}
-    _require_parts(number, value)
+    message = {**_message(number, turn)}
+    _require_parts(number, turn)
     if not str(message["content"]).strip() and role != "tool" and not message.get("tool_calls"):
         raise EmptyText(f"an empty content in message {number}", "fill it")
-    weight = value.get("weight")
+    weight = turn.get("weight")
     if weight is not None:
         if isinstance(weight, bool) or weight not in (0, 1):
             raise UsageError(
@@ -219,21 +208,26 @@ def _turn(number: int, value: Mapping[str, Any], trained: bool) -> Message:
     return message
 
 
-def _require_parts(number: int, value: Mapping[str, Any]) -> None:
+def _require_parts(number: int, turn: Mapping[str, Any]) -> None:
     """Raises UsageError for an unknown field of a call or a part. `_message` must have accepted the message."""
-    content = value.get("content")
+    content = turn.get("content")
     for part in content if isinstance(content, list) else ():
         _require_known(_nonempty(part), PART_FIELDS[part["type"]], f"a part of message {number}")
-    for call in value.get("tool_calls") or ():
+    for call in turn.get("tool_calls") or ():
         if call.get("type") not in (None, "function"):
             raise UsageError(f"a tool call of message {number} is not of a function", 'give "type": "function"')
         _require_known(_nonempty(call), CALL_FIELDS, f"a tool call of message {number}")
         _require_known(_nonempty(call["function"]), CALLED_FIELDS, f"the function of a tool call of message {number}")
 
 
-def _nonempty(value: Mapping[str, Any]) -> dict[str, Any]:
+def _nonempty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not empty."""
-    return {name: item for name, item in value.items() if not missing(item) and item not in ([], {})}
+    return {name: field for name, field in fields.items() if not missing(field) and field not in ([], {})}
+
+
+def _stated(fields: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the fields that tell the model something."""
+    return [name for name, field in _nonempty(fields).items() if name not in SAYS_NOTHING and field is not False]
 
 
 def _require_answer(messages: Sequence[Message]) -> None:
@@ -255,18 +249,18 @@ def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or
             )
 
 
-def _tools(value: Any) -> list[Any] | None:
-    tools = None if value is None else _list_of(value)
-    if value is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
+def _tools(cell: Any) -> list[Any] | None:
+    tools = None if cell is None else _list_of(cell)
+    if cell is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')
     return tools
 
 
-def _list_of(value: Any) -> list[Any] | None:
+def _list_of(cell: Any) -> list[Any] | None:
     """Returns a list, or the list in a JSON text, or None."""
-    if isinstance(value, str):
+    if isinstance(cell, str):
         try:
-            value = json.loads(value)
+            cell = json.loads(cell)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, list) else None
+    return cell if isinstance(cell, list) else None

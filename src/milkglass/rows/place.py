@@ -61,19 +61,19 @@ Rows = Iterator[tuple[Place, Row]]
 
 def listed(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
-    numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
-    left_out = len(places) - len(numbers)
+    shown_numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
+    more = len(places) - len(shown_numbers)
     if len(places) == 1:
-        return f"{places[0].noun} {numbers[0]}"
+        return f"{places[0].noun} {shown_numbers[0]}"
     nouns = "entries" if places[0].noun == "entry" else f"{places[0].noun}s"
-    ending = f"{left_out:,} more" if left_out else numbers.pop()
-    return f"{nouns} {', '.join(numbers)} and {ending}"
+    ending = f"{more:,} more" if more else shown_numbers.pop()
+    return f"{nouns} {', '.join(shown_numbers)} and {ending}"
 
 
 def require_columns(
     file: str,
     names: Sequence[str],
-    needed: Sequence[str],
+    required: Sequence[str],
     texts: Sequence[str] = (),
     rows: Iterable[Sequence[str]] = (),
 ) -> None:
@@ -82,19 +82,19 @@ def require_columns(
     Columns without a name are not read.
 
     Args:
-        needed: columns that must all exist.
+        required: columns that must all exist.
         texts: columns; one of them must exist.
         rows: some rows below. They are read only for a message.
     """
-    columns = [*needed, *(name for name in texts if name not in MAY_BE_LABELS)]
+    columns = [*required, *(name for name in texts if name not in MAY_BE_LABELS)]
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
             f"{columns_there(names, columns, names_above(names, rows) or _has_names(file))}; {NAMING_HINT}",
         )
-    if absent := [name for name in needed if name not in names]:
+    if absent := [name for name in required if name not in names]:
         is_header = names_above(names, rows) or _has_names(file)
-        raise CodecError(f"the header of {file} names no column {absent[0]}", columns_there(names, needed, is_header))
+        raise CodecError(f"the header of {file} names no column {absent[0]}", columns_there(names, required, is_header))
     for index, name in enumerate(names, 1):
         if name.strip() and (first_index := names.index(name) + 1) < index:
             twice = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"
@@ -138,8 +138,8 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
         is_header: whether these are known to be names, and no text.
     """
     looked_for = {_plain(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
-    header = is_header or any(_plain(name) in looked_for for name in names)
-    shown_names = [shown_name(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
+    shows_all = is_header or any(_plain(name) in looked_for for name in names)
+    shown_names = [shown_name(name) for name in names if name.strip() and (shows_all or _NAME.fullmatch(name))]
     hidden_count = len(names) - len(shown_names[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown_names:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
@@ -147,7 +147,7 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
         return f"its first line has {hidden_count} cells and looks like no header: add one that names the columns"
     if not hidden_count:
         return f"the columns there are: {', '.join(shown_names)}"
-    reason = "" if header else ", not shown here: a first line with blanks in its cells may be text"
+    reason = "" if shows_all else ", not shown here: a first line with blanks in its cells may be text"
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
@@ -173,9 +173,9 @@ def text_of(place: Place, row: Row, column: str) -> str:
     """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is no text."""
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(row, (column,)))
-    value = row[column]
-    if missing(value):
+    cell = row[column]
+    if missing(cell):
         raise EmptyText(f"{place} has an empty {column}", "fill it")
-    if not isinstance(value, str):
+    if not isinstance(cell, str):
         raise CodecError(f"{place} has a {column} that is not a string", "give a string")
-    return value
+    return cell

@@ -1,7 +1,7 @@
 """Reads rows of files, one at a time: lines, CSV, TSV, JSON Lines, one JSON list, Parquet.
 
 Errors name the file, the line and the column, and never a cell's content. Common arguments: `blank` receives a 1 for
-each blank line that is skipped; a header must have all columns of `needed`, and one of `texts`.
+each blank line that is skipped; a header must have all columns of `required`, and one of `texts`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def text_lines(path: Path, blank: Progress = no_progress, encoding: str = UTF8, 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 def table(
-    path: Path, needed: Sequence[str], delimiter: str = "\t", quoted: bool = False, header: Sequence[str] | None = None,
-    flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
+    path: Path, required: Sequence[str], delimiter: str = "\t", quoted: bool = False,
+    header: Sequence[str] | None = None, flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
     """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
@@ -59,7 +59,7 @@ def table(
     for place, cells in lines:
         if names is None:
             names = cells
-            require_columns(path.name, names, needed, texts, rows_below(lines))
+            require_columns(path.name, names, required, texts, rows_below(lines))
         else:
             yield place, dict(zip(names, cells, strict=False))
 
@@ -122,12 +122,12 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
 # it counts characters of the text as well, and takes letters for delimiters.
 def delimiter_named(name: str) -> str:
     """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
-    result = DELIMITERS.get(name, "\t" if name == "\\t" else name)
-    if len(result) != 1 or result in '"\r\n' or result.isalnum():
+    delimiter = DELIMITERS.get(name, "\t" if name == "\\t" else name)
+    if len(delimiter) != 1 or delimiter in '"\r\n' or delimiter.isalnum():
         raise UsageError(
             f"the delimiter {name!r} is not one sign", f"give a sign such as ';', or one of {', '.join(DELIMITERS)}"
         )
-    return result
+    return delimiter
 
 
 def delimiter_of(path: Path, column_names: Collection[str]) -> str:
@@ -185,12 +185,12 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
 def json_object(place: Place, text: str) -> dict[str, Any]:
     """Returns the JSON object of a line. Raises CodecError if it is none, or has a key twice."""
     try:
-        value = json.loads(text, object_pairs_hook=unique_keys)
+        parsed = json.loads(text, object_pairs_hook=unique_keys)
     except RepeatedKey as error:
         raise repeated(place, error) from None
     except (ValueError, RecursionError):  # the decoder's own error carries the text
         raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
-    return _object(place, value)
+    return _object(place, parsed)
 
 
 def json_sentences(path: Path) -> Rows:
@@ -225,14 +225,14 @@ def is_json_list(path: Path) -> bool:
 
 def json_objects(path: Path) -> Rows:
     """Yields the entries of a JSON list, which must be objects."""
-    for place, value in json_list(path):
-        yield place, _object(place, value)
+    for place, element in json_list(path):
+        yield place, _object(place, element)
 
 
-def _object(place: Place, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
+def _object(place: Place, parsed: Any) -> dict[str, Any]:
+    if not isinstance(parsed, dict):
         raise CodecError(f"{place} is not a JSON object", 'write one object a row, such as {"text": "..."}')
-    return value
+    return parsed
 
 
 def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
@@ -249,19 +249,19 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             while True:
                 place = Place(path.name, number, "entry")
                 try:
-                    result = _entry(buffer, at)
+                    entry = _entry(buffer, at)
                 except RepeatedKey as error:
                     raise repeated(place, error) from None
-                if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
+                if entry is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
                     ahead = file.read(block_size)
                     if not ahead:
                         raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
                     buffer, block_size = buffer[at:] + ahead, block_size * 2
                     at = _skip(buffer, 0)
                     continue
-                value, at, is_last = result
-                if value is not _END:
-                    yield place, value
+                element, at, is_last = entry
+                if element is not _END:
+                    yield place, element
                 if is_last:
                     return
                 number, block_size = number + 1, BLOCK_LETTERS
@@ -278,24 +278,24 @@ def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
     if buffer[at : at + 1] == "]":
         return _END, at + 1, True
     try:
-        value, end = _DECODER.raw_decode(buffer, at)
+        element, end = _DECODER.raw_decode(buffer, at)
     except RepeatedKey:
         raise
     except (ValueError, RecursionError):
         return None
     end = _skip(buffer, end)
     mark = buffer[end : end + 1]
-    return (value, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
+    return (element, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
 
 
 def _skip(buffer: str, at: int) -> int:
-    result = _SPACE.match(buffer, at)
-    assert result is not None  # it matches nothing as well
-    return result.end()
+    match = _SPACE.match(buffer, at)
+    assert match is not None  # it matches nothing as well
+    return match.end()
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
-def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
+def parquet(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> Rows:
     """Yields the rows of a Parquet file with all columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -305,7 +305,7 @@ def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Row
     except pa.ArrowInvalid:
         raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
     with file:
-        require_columns(path.name, file.schema_arrow.names, needed, texts)
+        require_columns(path.name, file.schema_arrow.names, required, texts)
         number = 0
         for batch in file.iter_batches(BATCH):
             for row in batch.to_pylist():

@@ -14,12 +14,12 @@ from milkglass.rows.examples import Example
 
 def json_line(row: Mapping[str, Any]) -> str:
     """Returns a row as a line of JSON. Half of a surrogate pair, which UTF-8 cannot write, is escaped."""
-    result = json.dumps(row, ensure_ascii=False)
+    line = json.dumps(row, ensure_ascii=False)
     try:
-        result.encode()
+        line.encode()
     except UnicodeEncodeError:
-        result = json.dumps(row)
-    return result + "\n"
+        line = json.dumps(row)
+    return line + "\n"
 
 
 def as_row(example: Example, score: bool = False) -> dict[str, Any]:

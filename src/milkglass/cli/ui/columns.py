@@ -60,21 +60,21 @@ class ColumnOptions:
         from milkglass.rows.data_file import DataFile
         from milkglass.rows.tables import delimiter_named
 
-        sign = None if self.delimiter is None else delimiter_named(self.delimiter)
-        result = DataFile(path, self.text_column, self.label_column, self.pair_column, sign, self.skip_empty)
-        result.require()
-        return result
+        delimiter = None if self.delimiter is None else delimiter_named(self.delimiter)
+        data_file = DataFile(path, self.text_column, self.label_column, self.pair_column, delimiter, self.skip_empty)
+        data_file.require()
+        return data_file
 
     def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
         """Reads training data once, and returns it with its summary. Raises what `checked` raises."""
         from milkglass.rows.examples import checked
 
         file = self.file(path)
-        result = checked(file, task)
-        _say(file, result, labels=task != "causal-lm")
-        if result.labels:
-            note(f"{file.name}: {classes_found(result)}")
-        return file, result
+        summary = checked(file, task)
+        _report_read(file, summary, labels=task != "causal-lm")
+        if summary.labels:
+            note(f"{file.name}: {classes_found(summary)}")
+        return file, summary
 
     def texts(self, path: Path, labels: bool = False) -> DataFile:
         """Reads rows of any kind, or lines of text, once. Raises what `summarise` raises.
@@ -92,17 +92,17 @@ class ColumnOptions:
         """Returns a further file of the command with the options that apply to its kind. Raises what `file` raises."""
         from milkglass.rows.data_file import TABLES
 
-        kind = path.suffix.lower()
-        if kind == ".txt":
+        suffix = path.suffix.lower()
+        if suffix == ".txt":
             return ColumnOptions().file(path)
-        return (self if kind in TABLES else replace(self, delimiter=None)).file(path)
+        return (self if suffix in TABLES else replace(self, delimiter=None)).file(path)
 
-    def words(self) -> str:
+    def as_options(self) -> str:
         """Returns the options that were set, as on a command line, with a blank before."""
-        words = list[str]()
+        arguments = list[str]()
         for name, value in self.decides().items():
-            words += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
-        return f" {shlex.join(words)}" if words else ""
+            arguments += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
+        return f" {shlex.join(arguments)}" if arguments else ""
 
     def decides(self) -> dict[str, str | bool]:
         """Returns the options that were set. They must be unchanged when a stopped command goes on."""
@@ -112,30 +112,31 @@ class ColumnOptions:
 def _read(file: DataFile, labels: bool = False) -> DataFile:
     from milkglass.rows.examples import summarise
 
-    _say(file, summarise(file), labels)
+    _report_read(file, summarise(file), labels)
     return file
 
 
-def _say(file: DataFile, summary: Summary, labels: bool) -> None:
+def _report_read(file: DataFile, summary: Summary, labels: bool) -> None:
     say_read(file, labels)
     say_skipped(file.name, summary.blank, summary.empty)
 
 
 def classes_found(summary: Summary) -> str:
     """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1"."""
-    often = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda one: -one[1])
-    words = [f"{running_text(name)[:MAX_CLASS_LETTERS]} {count:,}" for name, count in often]
-    shown = words
-    if len(words) > COMMONEST_SHOWN + RAREST_SHOWN:
-        middle = f"and {len(words) - COMMONEST_SHOWN - RAREST_SHOWN:,} more"
-        shown = [*words[:COMMONEST_SHOWN], middle, f"the rarest: {words[-RAREST_SHOWN]}", *words[1 - RAREST_SHOWN :]]
-    return f"{len(words):,} class{'' if len(words) == 1 else 'es'}: {', '.join(shown)}"
+    commonest_first = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda entry: -entry[1])
+    classes = [f"{running_text(name)[:MAX_CLASS_LETTERS]} {count:,}" for name, count in commonest_first]
+    shown = classes
+    if len(classes) > COMMONEST_SHOWN + RAREST_SHOWN:
+        common, (rare, *rarer) = classes[:COMMONEST_SHOWN], classes[-RAREST_SHOWN:]
+        hidden_count = len(classes) - COMMONEST_SHOWN - RAREST_SHOWN
+        shown = [*common, f"and {hidden_count:,} more", f"the rarest: {rare}", *rarer]
+    return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown)}"
 
 
 def say_read(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
     """Prints which columns of a table are read and which are not."""
-    if words := file.columns_read(labels, identifier):
-        note(f"{file.name}: {words}")
+    if description := file.columns_read(labels, identifier):
+        note(f"{file.name}: {description}")
 
 
 def say_skipped(name: str, blank: int, empty: int = 0) -> None:

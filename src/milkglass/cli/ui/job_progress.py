@@ -23,7 +23,7 @@ NOT_JUDGED = (
     "accuracy is not known, since no rows were kept for it: give --validation FILE or --hold-out the next time; "
     "`milkglass compare MODEL DATA` estimates it on this machine"
 )
-NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
+METRIC_NAMES = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
 CLASSES_HINT = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
 Show = Callable[[Mapping[str, Any]], None]
 
@@ -32,15 +32,15 @@ def finish(
     remote: Remote,
     job_id: str,
     fetch: Path | None,
-    way: ServerOptions,
+    server: ServerOptions,
     as_json: bool,
-    use: tuple[str, KeyOptions] | None = None,
+    next_use: tuple[str, KeyOptions] | None = None,
     largest: Callable[[], int] | None = None,
     labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Follows a job to its end, downloads the model, and prints its name and its figures for each class.
 
-    For messages, `use` is the next command and its key, `labels` the known numbers of classes by name. `largest`
+    For messages, `next_use` is the next command and its key, `labels` the known numbers of classes by name. `largest`
     returns the most bytes that the model can have.
     """
     from milkglass.cli.ui import label_report
@@ -49,13 +49,13 @@ def finish(
     latest: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:
-        with at_work(as_json, "train"), _board(as_json) as show:
+        with at_work(as_json, "train"), _progress_display(as_json) as show:
             for event in remote.follow(job_id):
                 latest.update(event["data"])
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
-        _say_interrupted(remote, job_id, way, None if use is None else use[1])
+        _say_interrupted(remote, job_id, server, None if next_use is None else next_use[1])
         raise
     state = remote.result(job_id)
     tuned = str(state["fine_tuned_model"])
@@ -63,7 +63,7 @@ def finish(
         with bars(as_json) as stage:
             remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
     kept_metrics = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
-    metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in NUMBERS}
+    metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in METRIC_NAMES}
     best = next(
         (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
     )
@@ -77,28 +77,28 @@ def finish(
         **({} if confusion is None else {"classes": label_report.document(confusion)}),
         "fetched": None if fetch is None else str(fetch),
     }
-    words = [f"fine-tuned model: {tuned}"]
-    words += [f"  steps: {steps_of(latest)}"] if "step" in latest else []
-    words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
-    words += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
-    words += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best and not labels else []
-    words += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
-    words += [f"  fetched to {fetch}"] if fetch else []
-    words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
-    emit(as_json, document, "\n".join(words))
+    lines = [f"fine-tuned model: {tuned}"]
+    lines += [f"  steps: {steps_text(latest)}"] if "step" in latest else []
+    lines += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
+    lines += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
+    lines += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best and not labels else []
+    lines += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
+    lines += [f"  fetched to {fetch}"] if fetch else []
+    lines += [f"next: milkglass {next_use[0]} {tuned} TEXT {next_use[1]} {server}"] if next_use else []
+    emit(as_json, document, "\n".join(lines))
 
 
-def comeback(job_id: str, way: ServerOptions, key: KeyOptions | None = None) -> str:
-    return f"come back with: milkglass job {job_id} --follow {way}" + ("" if key is None else f" {key}")
+def comeback(job_id: str, server: ServerOptions, key: KeyOptions | None = None) -> str:
+    return f"come back with: milkglass job {job_id} --follow {server}" + ("" if key is None else f" {key}")
 
 
-def steps_of(numbers: Mapping[str, Any]) -> str:
+def steps_text(progress: Mapping[str, Any]) -> str:
     """Returns the step and, if it is known, the total: "7 of 30"."""
-    step, total = numbers.get("step"), numbers.get("total_steps")
+    step, total = progress.get("step"), progress.get("total_steps")
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
-def _say_interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
+def _say_interrupted(remote: Remote, job_id: str, server: ServerOptions, key: KeyOptions | None) -> None:
     """Asks after Ctrl-C whether the job goes on, and cancels it for a no."""
     if watched():
         try:
@@ -109,11 +109,11 @@ def _say_interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOp
             remote.cancel(job_id)
             note(f"cancelled {job_id}")
             return
-    note(f"the job goes on; {comeback(job_id, way, key)}")
+    note(f"the job goes on; {comeback(job_id, server, key)}")
 
 
 @contextmanager
-def _board(as_json: bool) -> Iterator[Show]:
+def _progress_display(as_json: bool) -> Iterator[Show]:
     """Shows steps, loss and time left: a bar on a terminal, occasional lines elsewhere, nothing with --json."""
     if as_json:
         yield lambda event: None
@@ -131,13 +131,13 @@ class _Lines:
         self._due, self._ended = 0.0, False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        numbers = event["data"]
-        is_last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
-        if numbers.get("step") is not None:
+        progress = event["data"]
+        is_last = progress.get("step") is not None and progress.get("step") == progress.get("total_steps")
+        if progress.get("step") is not None:
             if not (is_last and not self._ended) and time.monotonic() < self._due:
                 return
             self._due, self._ended = time.monotonic() + LINES_APART, self._ended or is_last
-        seconds_left = numbers.get("eta_seconds")
+        seconds_left = progress.get("eta_seconds")
         note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
 
 
@@ -166,11 +166,11 @@ def _bar() -> Iterator[Show]:
         task = progress.add_task("training", total=None, loss="", end=None)
 
         def show(event: Mapping[str, Any]) -> None:
-            numbers = event["data"]
-            if (step := numbers.get("step")) is None:
+            report = event["data"]
+            if (step := report.get("step")) is None:
                 console.print(event["message"], markup=False, highlight=False)
                 return
-            loss, seconds_left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            loss, seconds_left, total = (report.get(name) for name in ("loss", "eta_seconds", "total_steps"))
             fields: dict[str, Any] = {} if total is None else {"total": total}
             fields |= {} if loss is None else {"loss": f"loss {loss:.4f}"}
             fields |= {} if seconds_left is None else {"end": time.monotonic() + seconds_left}

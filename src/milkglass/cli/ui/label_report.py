@@ -41,10 +41,11 @@ def _uneven(confusion: Confusion) -> list[str]:
     """Returns a warning if one class has most rows and no row of some rare class was recognised."""
     name, share = confusion.commonest
     recalls = zip(confusion.names, confusion.recall.tolist(), strict=True)
-    missed = [one for one, recall in recalls if recall == 0 and one != name]
+    missed = [label for label, recall in recalls if recall == 0 and label != name]
     if not missed or share < min(UNEVEN_SHARE, 2 / len(confusion.names)):
         return []
-    listing = ", ".join(cell(one) for one in missed[:3]) + (f" and {len(missed) - 3} more" if len(missed) > 3 else "")
+    listing = ", ".join(map(cell, missed[:3]))
+    listing += f" and {len(missed) - 3} more" if len(missed) > 3 else ""
     return [UNEVEN.format(name=cell(name), share=100 * share, missed=listing)]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.passphrase import opened
+from milkglass.cli.ui.passphrase import open_with_passphrase
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
 from milkglass.files import sha256
@@ -79,22 +79,22 @@ def option_of(hyperparameter: str) -> str:
     return "--epochs" if hyperparameter == "n_epochs" else f"--{hyperparameter.replace('_', '-')}"
 
 
-def training_settings(words: Sequence[str]) -> dict[str, Any]:
+def training_settings(assignments: Sequence[str]) -> dict[str, Any]:
     """Returns hyperparameters by name from words such as "lora_rank=64", their types as JSON has them.
 
     Raises:
         UsageError: a name that `--set` does not set, or one that is set twice.
     """
     values: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
         if not equals or name not in SET_ALONE:
             from milkglass.server.spec import Hyperparameters
 
-            defaults = {one: Hyperparameters.model_fields[one].default for one in SET_ALONE}
-            listing = ", ".join(f"{one} ({json.dumps(default)})" for one, default in defaults.items())
+            defaults = {setting: Hyperparameters.model_fields[setting].default for setting in SET_ALONE}
+            listing = ", ".join(f"{setting} ({json.dumps(default)})" for setting, default in defaults.items())
             raise UsageError(
-                f"{name!r} is no setting of the training" if equals else f"{word!r} sets nothing",
+                f"{name!r} is no setting of the training" if equals else f"{assignment!r} sets nothing",
                 f"write NAME=VALUE; NAME is one of (with its default for classification) {listing}",
             )
         if name in values:
@@ -119,12 +119,12 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
 
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
-    result = {}
+    changed_options = {}
     for field in fields_of(options):
         value = getattr(options, field.name)
         if value != field.default:
-            result[called.get(field.name, f"--{field.name.replace('_', '-')}")] = value
-    return result
+            changed_options[called.get(field.name, f"--{field.name.replace('_', '-')}")] = value
+    return changed_options
 
 
 def require_file(path: Path, hint: str) -> None:
@@ -163,7 +163,9 @@ class KeyOptions:
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
-        unlocked, passphrase = opened(self.passphrase_file, lambda word: UnlockedKey.open(key, word))
+        unlocked, passphrase = open_with_passphrase(
+            self.passphrase_file, lambda passphrase: UnlockedKey.open(key, passphrase)
+        )
         if reason := unlocked.key.spends_again:
             note(f"warning: {reason}; make it again from the whole key")
         return unlocked, passphrase
@@ -200,7 +202,7 @@ class ServerOptions:
 
 
 @dataclass(frozen=True)
-class WayOptions:
+class CredentialOptions:
     """The credentials of a server whose address a command takes in another way than by --server."""
 
     token_file: TokenFile = None
@@ -294,14 +296,14 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
         required: False if --key and --server may be missing. A missing one is then refused when it is used.
     """
     signature = inspect.signature(command, eval_str=True)
-    kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
-    fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
+    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    groups = {name: group for name, group in annotations.items() if isinstance(group, type) and is_dataclass(group)}
+    fields = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
     @wraps(command)
     def run(**values: Any) -> None:
-        opened = {name: kind(**{field: values.pop(field) for field in fields[name]}) for name, kind in groups.items()}
-        command(**values, **opened)
+        filled = {name: group(**{field: values.pop(field) for field in fields[name]}) for name, group in groups.items()}
+        command(**values, **filled)
 
     parts = (
         fields[name].values() if name in groups else [parameter] for name, parameter in signature.parameters.items()
@@ -309,14 +311,14 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
     flat = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in chain.from_iterable(parts)]
     if not required:
         flat = [_optional(parameter) if parameter.name in ("key", "server") else parameter for parameter in flat]
-    flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+    flat.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run
 
 
-def _optional(one: inspect.Parameter) -> inspect.Parameter:
-    kind, *rest = get_args(one.annotation)
-    return one.replace(default=None, annotation=Annotated[kind | None, *rest])
+def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
+    value_type, *notes = get_args(parameter.annotation)
+    return parameter.replace(default=None, annotation=Annotated[value_type | None, *notes])
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:

@@ -37,7 +37,7 @@ GeneratePassphrase = Annotated[
 ]
 
 
-def opened(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
+def open_with_passphrase(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     """Opens an existing key with its passphrase, and returns both. A wrong one that was typed is asked for again.
 
     Raises:
@@ -116,9 +116,9 @@ def _ask_new(weak: bool) -> str:
         entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not entered:
             return _show_passphrase()
-        result = None if weak else weakness(_require_passphrase(entered))
-        if result is not None:
-            fault, advice = result, "; use four or more unrelated words, or press Enter for a generated one"
+        weakness_found = None if weak else weakness(_require_passphrase(entered))
+        if weakness_found is not None:
+            fault, advice = weakness_found, "; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != entered:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
@@ -153,11 +153,11 @@ def _generate(file: Path | None, weak: bool) -> str:
 
 def _write_passphrase(file: Path) -> str:
     """Generates a passphrase and writes it to a new file of mode 0600."""
-    from milkglass.client.key.passphrases import generated
+    from milkglass.client.key.passphrases import generate_passphrase
 
-    words = generated()
+    passphrase = generate_passphrase()
     try:
-        files.write(file, words + "\n", replace=False)
+        files.write(file, passphrase + "\n", replace=False)
     except FileExistsError:
         raise UsageError(
             f"{file} exists already",
@@ -166,16 +166,16 @@ def _write_passphrase(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be written ({error.strerror})", "give a file in a folder of yours") from None
     note(f"a passphrase was generated and written to {file}: keep a copy of it away from the key")
-    return words
+    return passphrase
 
 
 def _show_passphrase() -> str:
     """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
-    from milkglass.client.key.passphrases import generated
+    from milkglass.client.key.passphrases import generate_passphrase
 
-    words = generated()
-    _show(f"The passphrase of the new key, write it down now:\n\n  {words}\n\n")
-    return words
+    passphrase = generate_passphrase()
+    _show(f"The passphrase of the new key, write it down now:\n\n  {passphrase}\n\n")
+    return passphrase
 
 
 def _show(text: str) -> None:

@@ -76,9 +76,9 @@ def shown(text: str) -> str:
     return running_text(text) if sys.stdout.isatty() else text
 
 
-def cell(value: object) -> str:
+def cell(field: object) -> str:
     """Returns a field of a server's record for a table. Its characters were made safe when the answer was read."""
-    return "?" if value is None else str(value)[:MAX_CELL_LETTERS]
+    return "?" if field is None else str(field)[:MAX_CELL_LETTERS]
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -127,13 +127,8 @@ def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | 
 def report(error: MilkglassError, as_json: bool) -> None:
     """Prints an error to stderr."""
     if as_json:
-        info = {
-            "type": type(error).__name__,
-            "message": error.message,
-            "hint": error.hint,
-            "exit_code": error.exit_code,
-        }
-        note(json_text({"error": info}))
+        fields = {name: getattr(error, name) for name in ("message", "hint", "exit_code")}
+        note(json_text({"error": {"type": type(error).__name__, **fields}}))
         return
     note(f"error: {error.message}")
     if error.hint:
@@ -170,13 +165,13 @@ def occasional_lines(name: str, total: int, limit: Most = unbounded) -> Progress
         now = time.monotonic()
         seconds = time_left.after(count) if is_first or now >= due else None
         if now >= due:
-            note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_words(seconds, limit())}")
+            note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_text(seconds, limit())}")
             due = now + LINES_APART
 
     return advance
 
 
-def _time_left_words(seconds: float | None, limit: float) -> str:
+def _time_left_text(seconds: float | None, limit: float) -> str:
     if seconds is None or seconds > limit:
         return f", at most {duration(limit)} of the budget left" if 1 <= limit < math.inf else ""
     return f", about {duration(seconds)} left" if seconds >= 1 else ""
@@ -206,8 +201,10 @@ def _stages(limit: Most) -> Iterator[Stage]:
         """Shows the time that is left, or the limit if that is less."""
 
         def render(self, task: Task) -> Text:
-            left = task.time_remaining
-            return Text("" if left is None or task.finished else f"{duration(max(0.0, min(left, limit())))} left")
+            seconds_left = task.time_remaining
+            if seconds_left is None or task.finished:
+                return Text("")
+            return Text(f"{duration(max(0.0, min(seconds_left, limit())))} left")
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -283,8 +280,9 @@ def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequenc
     """Prints a line "label <tab> probability" for each text, or a score; `marks` name the rows in a last column."""
     row_names = marks or [""] * len(results)
     if as_json:
-        rows = zip(results, row_names, strict=True)
-        say(json_text({"results": [{**one.document(), **({"row": mark} if mark else {})} for one, mark in rows]}))
+        documents = [classified.document() for classified in results]
+        rows = zip(documents, row_names, strict=True)
+        say(json_text({"results": [{**document, **({"row": mark} if mark else {})} for document, mark in rows]}))
         return
     for result, mark in zip(results, row_names, strict=True):
         answer = f"{result.label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"

@@ -77,16 +77,18 @@ class Responses:
         if self.own_ids is None or self.mechanism_ids is None:
             return self.mechanism.respond(ids, stream).astype(np.int32)
         is_exchanged = np.isin(ids, self.own_ids)
-        result = ids.copy()
+        sent_ids = ids.copy()
         mechanism_ids = _rename(ids[is_exchanged].astype(np.int64), self.own_ids, self.mechanism_ids)
-        result[is_exchanged] = _rename(self.mechanism.respond(mechanism_ids, stream), self.mechanism_ids, self.own_ids)
-        return result
+        sent_ids[is_exchanged] = _rename(
+            self.mechanism.respond(mechanism_ids, stream), self.mechanism_ids, self.own_ids
+        )
+        return sent_ids
 
 
-def _rename(ids: NDArray[np.int64], names: NDArray[np.int64], target_names: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns (t,) for each id, which is in `names`, the entry of `target_names` at its place."""
-    order = np.argsort(names)
-    return target_names[order[np.searchsorted(names[order], ids)]]
+def _rename(ids: NDArray[np.int64], source_ids: NDArray[np.int64], target_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns (t,) for each id, which is in `source_ids`, the entry of `target_ids` at its place."""
+    order = np.argsort(source_ids)
+    return target_ids[order[np.searchsorted(source_ids[order], ids)]]
 
 
 def mechanism_of(key: Key) -> RandomisedResponse | None:
@@ -121,14 +123,14 @@ class AliasChoices:
         assert groups is not None
         n = len(key.sigma)
         starts, counts = np.arange(n), np.ones(n, np.int64)
-        flat, at = [key.sigma], n  # a token outside every cluster has its own id
+        id_parts, start = [key.sigma], n  # a token outside every cluster has its own id
         for group in groups:
-            starts[group], counts[group] = at, len(group)
-            flat.append(key.sigma[group])
-            at += len(group)
-        return cls(starts, counts, np.concatenate(flat))
+            starts[group], counts[group] = start, len(group)
+            id_parts.append(key.sigma[group])
+            start += len(group)
+        return cls(starts, counts, np.concatenate(id_parts))
 
     def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
         """Returns (t,) an id for each token (t,). A draw is at most 1 - 2^-53, so the place is below the count."""
-        place = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
-        return self.ids[self.starts[tokens] + place]
+        chosen_alias = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
+        return self.ids[self.starts[tokens] + chosen_alias]

@@ -26,7 +26,7 @@ from milkglass.client.codec.conversation import (
     takes_tools,
     template_options,
 )
-from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless, labelled
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, labelled
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
@@ -49,7 +49,7 @@ class Codec:
         sigma: (n,) by original id: its scrambled id, or the first of several.
         inverse: (n',) by scrambled id: the original id.
         visible: (n,) by original id: whether it is an ordinary token of the tokenizer.
-        known: (n,) by original id: whether it is a token of the tokenizer, special or not.
+        is_token: (n,) by original id: whether it is a token of the tokenizer, special or not.
         limit: the most tokens of a text that the model takes.
         choices: the scrambled ids of each token, if some tokens have several.
         responses: exchanges ids at random, if the key's scheme does.
@@ -63,7 +63,7 @@ class Codec:
     sigma: Ids = field(repr=False)
     inverse: NDArray[np.int64] = field(repr=False)
     visible: NDArray[np.bool_] = field(repr=False)
-    known: NDArray[np.bool_] = field(repr=False)
+    is_token: NDArray[np.bool_] = field(repr=False)
     limit: int
     choices: AliasChoices | None = field(default=None, repr=False)
     responses: Responses | None = field(default=None, repr=False)
@@ -87,20 +87,20 @@ class Codec:
                 "give the folder of the model that was scrambled",
             )
         tokenizer = load_tokenizer(folder)
-        first = key.first
-        size = len(first)
-        is_mapped = np.zeros(size, np.bool_)
-        numbers = np.fromiter(tokenizer.get_vocab().values(), np.int64)
-        is_mapped[numbers[numbers < size]] = True
-        visible = is_mapped.copy()
-        added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-        special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
-        special = special[special < size]
-        visible[special] = False
+        first_ids = key.first
+        size = len(first_ids)
+        is_token = np.zeros(size, np.bool_)
+        vocabulary_ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+        is_token[vocabulary_ids[vocabulary_ids < size]] = True
+        visible = is_token.copy()
+        added_special = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+        special_ids = np.array(sorted({*tokenizer.all_special_ids, *added_special}), np.int64)
+        special_ids = special_ids[special_ids < size]
+        visible[special_ids] = False
         choices = AliasChoices.of(key)
-        if choices is not None and (choices.counts[special] > 1).any():
+        if choices is not None and (choices.counts[special_ids] > 1).any():
             raise ModelError(
-                f"{int((choices.counts[special] > 1).sum())} special tokens have several ids under this key",
+                f"{int((choices.counts[special_ids] > 1).sum())} special tokens have several ids under this key",
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
         limit = longest(folder, tokenizer)
@@ -108,7 +108,7 @@ class Codec:
         responses = Responses.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first, key.inverse, visible, is_mapped, limit, choices, responses, draw, readable,
+            tokenizer, first_ids, key.inverse, visible, is_token, limit, choices, responses, draw, readable,
             key.identifier, sampling,
         )  # fmt: skip
 
@@ -214,8 +214,8 @@ class Codec:
         require_text([text])
         kept_ids, marked = KeptIds(self.decode, free_letters([text])), text
         for ids in answers:
-            marked = kept_ids.prompt(marked, self._visible_ids(ids))
-        if not kept_ids.found:
+            marked = kept_ids.mark_prompt(marked, self._visible_ids(ids))
+        if not kept_ids.kept_by_mark:
             return self.encode([text], parse_special=True).ids[0]
         rendered = kept_pieces(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
         prefix, suffix = special_around(self.tokenizer)
@@ -229,9 +229,9 @@ class Codec:
         is_kept = original < 0
         kept_scrambled = scrambled[-1 - original[is_kept]]
         original[is_kept] = self.inverse[kept_scrambled]
-        result = self._scramble_lists([original.tolist()])[0]
-        result[is_kept] = kept_scrambled
-        return result
+        all_scrambled = self._scramble_lists([original.tolist()])[0]
+        all_scrambled[is_kept] = kept_scrambled
+        return all_scrambled
 
     def _with_visible(self, message: Message) -> Message:
         """Returns a message without those ids of its answer that have no text."""
@@ -259,9 +259,9 @@ class Codec:
         labelled, lengths = self._label(conversations, max_length, tools)
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
-        for place in labelled.unanswered:
-            raise answerless(
-                self.tokenizer, conversations[place], place, int(lengths[place]), labelled, self._limit(max_length)
+        for index in labelled.unanswered:
+            raise answerless_error(
+                self.tokenizer, conversations[index], index, int(lengths[index]), labelled, self._limit(max_length)
             )
         return labelled
 
@@ -295,8 +295,8 @@ class Codec:
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
         """Returns the scrambled ids (t,) of one text's (t,). Of several ids of a token, one is drawn at each call."""
-        result = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
-        return result if self.responses is None else self.responses.exchanged(ids, result)
+        scrambled_ids = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
+        return scrambled_ids if self.responses is None else self.responses.exchanged(ids, scrambled_ids)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
@@ -304,7 +304,7 @@ class Codec:
 
         Ids of padding rows, which a model can emit, have no text (`count_unknown`).
         """
-        return self._text(self._among(self.visible if skip_special else self.known, ids))
+        return self._text(self._among(self.visible if skip_special else self.is_token, ids))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
@@ -317,7 +317,7 @@ class Codec:
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
         """Returns how many scrambled ids have no token in the tokenizer."""
-        return int((~self.known[self._unscramble(ids)]).sum())
+        return int((~self.is_token[self._unscramble(ids)]).sum())
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
@@ -408,9 +408,9 @@ def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
 
 
 def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    array = np.asarray(ids)
-    if array.size == 0:
+    id_array = np.asarray(ids)
+    if id_array.size == 0:
         return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if id_array.ndim != 1 or id_array.dtype.kind not in "iu":
         raise CodecError("ids must be one list of whole numbers", "give for example [5, 17, 2]")
-    return array.astype(np.int64, copy=False)
+    return id_array.astype(np.int64, copy=False)

@@ -110,9 +110,10 @@ def render(
     if kept_ids is not None:
         answer_ids = [message.get(ANSWER_IDS) for message in messages]
         visible = [
-            kept_ids.marked(message, ids) if ids else message for message, ids in zip(visible, answer_ids, strict=True)
+            kept_ids.mark_message(message, ids) if ids else message
+            for message, ids in zip(visible, answer_ids, strict=True)
         ]
-        if kept_ids.found:
+        if kept_ids.kept_by_mark:
             try:
                 return _with_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
             except Rewritten:  # it takes kept texts apart
@@ -144,15 +145,15 @@ def _with_kept(
 
 def kept_pieces(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
     """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
-    result, ids = list[TextPiece](), list[int]()
-    for part in kept_ids.parts(text):
+    all_pieces, ids = list[TextPiece](), list[int]()
+    for part in kept_ids.split(text):
         if isinstance(part, str):
-            result += pieces(part)
+            all_pieces += pieces(part)
         else:
-            numbers = range(len(ids), len(ids) + len(part.ids))
-            result.append(TextPiece(part.text, True, ids=tuple(-1 - number for number in numbers)))
+            kept_indices = range(len(ids), len(ids) + len(part.ids))
+            all_pieces.append(TextPiece(part.text, True, ids=tuple(-1 - number for number in kept_indices)))
             ids += part.ids
-    return Rendered(tuple(result), tuple(ids))
+    return Rendered(tuple(all_pieces), tuple(ids))
 
 
 def template_options(tokenizer: Any) -> frozenset[str]:
@@ -161,29 +162,29 @@ def template_options(tokenizer: Any) -> frozenset[str]:
     return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
 
 
-def _mark_special(tokenizer: Any, value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
+def _mark_special(tokenizer: Any, json_value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
     What `but` finds stays unchanged.
     """
-    if isinstance(value, str):
+    if isinstance(json_value, str):
         if but is None:
-            return _marked_text(tokenizer, value, marks)
+            return _marked_text(tokenizer, json_value, marks)
         parts, last = list[str](), 0
-        for match in but.finditer(value):
-            parts += [_marked_text(tokenizer, value[last : match.start()], marks), match[0]]
+        for match in but.finditer(json_value):
+            parts += [_marked_text(tokenizer, json_value[last : match.start()], marks), match[0]]
             last = match.end()
-        return "".join([*parts, _marked_text(tokenizer, value[last:], marks)])
-    if isinstance(value, Mapping):
+        return "".join([*parts, _marked_text(tokenizer, json_value[last:], marks)])
+    if isinstance(json_value, Mapping):
         return {
             _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(
-                tokenizer, item, marks, but
+                tokenizer, element, marks, but
             )
-            for name, item in value.items()
+            for name, element in json_value.items()
         }
-    if isinstance(value, list | tuple):
-        return [_mark_special(tokenizer, item, marks, but) for item in value]
-    return value
+    if isinstance(json_value, list | tuple):
+        return [_mark_special(tokenizer, element, marks, but) for element in json_value]
+    return json_value
 
 
 def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
@@ -251,17 +252,17 @@ def _rewritten_error() -> CodecError:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(json_value: Any) -> Iterator[str]:
     """Yields all strings in JSON-like data, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    if isinstance(json_value, str):
+        yield json_value
+    elif isinstance(json_value, Mapping):
+        for key, element in json_value.items():
             yield from _texts(key)
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+            yield from _texts(element)
+    elif isinstance(json_value, list | tuple):
+        for element in json_value:
+            yield from _texts(element)
 
 
 def takes_tools(tokenizer: Any) -> bool:

@@ -81,7 +81,7 @@ def labelled(
         sources += [index] * len(supervised_examples)
     tokens = _tokens(tokenizer, [one.rendered for one in examples])
     lengths, answer_starts = np.zeros(len(conversations), np.int64), dict[int, int]()
-    result = LabelledIds([], [], ())
+    labelled_ids = LabelledIds([], [], ())
     indices = list[int]()
     for index, example, (text, offsets), ids in zip(
         sources, examples, tokens, scrambled([numbers for numbers, _ in tokens]), strict=True
@@ -89,29 +89,34 @@ def labelled(
         lengths[index] = max(lengths[index], len(text))
         is_answer = _within(offsets, example.answers)
         if is_answer[:limit].any():
-            result.ids.append(ids[:limit])
-            result.labels.append(np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED_LABEL)).astype(np.int32))
+            labelled_ids.ids.append(ids[:limit])
+            labelled_ids.labels.append(
+                np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED_LABEL)).astype(np.int32)
+            )
             indices.append(index)
         else:
             answer_starts.setdefault(index, int(is_answer.argmax()))
     unanswered = {index: count for index, count in answer_starts.items() if index not in indices}
     return replace(
-        result, sources=tuple(indices), long=tuple(np.flatnonzero(lengths > limit).tolist()), unanswered=unanswered
+        labelled_ids,
+        sources=tuple(indices),
+        long=tuple(np.flatnonzero(lengths > limit).tolist()),
+        unanswered=unanswered,
     ), lengths
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
     """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
-    result = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
-    texts = [prompt.text for prompt, single in zip(rendered, result, strict=True) if single is None]
+    single_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
+    texts = [prompt.text for prompt, single in zip(rendered, single_results, strict=True) if single is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
         batch_rows = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-        return [next(batch_rows) if tokens is None else tokens for tokens in result]
-    return [tokens for tokens in result if tokens is not None]
+        return [next(batch_rows) if tokens is None else tokens for tokens in single_results]
+    return [tokens for tokens in single_results if tokens is not None]
 
 
-def answerless(
+def answerless_error(
     tokenizer: Any, messages: Sequence[Message], index: int, length: int, labelled: LabelledIds, limit: int
 ) -> TooLong:
     """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""
@@ -129,7 +134,7 @@ def answerless(
 def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """Returns (t,) whether each token starts within one of the spans of characters."""
     starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
-    result = np.zeros(len(starts), np.bool_)
+    is_within = np.zeros(len(starts), np.bool_)
     for start, stop in spans:
-        result |= (starts >= start) & (starts < stop)
-    return result
+        is_within |= (starts >= start) & (starts < stop)
+    return is_within

@@ -36,90 +36,96 @@ class KeptIds:
 
     Attributes:
         letters: yields letters that no message has. The first ends each kept text, and each other one begins one.
-        found: the kept texts, by the letter before each.
+        kept_by_mark: the kept texts, by the letter before each.
     """
 
-    decoded: Callable[[Sequence[int]], str]
+    decode: Callable[[Sequence[int]], str]
     letters: Iterator[str]
     stop: str = ""
-    found: dict[str, KeptText] = field(default_factory=dict)
+    kept_by_mark: dict[str, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stop = next(self.letters)
 
-    def prompt(self, text: str, ids: Sequence[int]) -> str:
+    def mark_prompt(self, text: str, ids: Sequence[int]) -> str:
         """Returns a text with marks around what it repeats of the answer with these ids."""
-        return self._text(text, self.decoded(ids), ids)
+        return self._mark_repeated(text, self.decode(ids), ids)
 
-    def parts(self, text: str) -> Iterator[str | KeptText]:
+    def split(self, text: str) -> Iterator[str | KeptText]:
         """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
         last = 0
         for match in self.pattern.finditer(text):
-            if match[2] != self.found[match[1]].text:
+            if match[2] != self.kept_by_mark[match[1]].text:
                 raise Rewritten
             yield self._without_marks(text[last : match.start()])
-            yield self.found[match[1]]
+            yield self.kept_by_mark[match[1]]
             last = match.end()
         yield self._without_marks(text[last:])
 
     @property
     def pattern(self) -> re.Pattern[str]:
         """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
-        return re.compile(f"([{''.join(self.found)}])(.*?){self.stop}", re.DOTALL)
+        return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.stop}", re.DOTALL)
 
     def _without_marks(self, text: str) -> str:
-        if any(letter in text for letter in (*self.found, self.stop)):
+        if any(letter in text for letter in (*self.kept_by_mark, self.stop)):
             raise Rewritten
         return text
 
-    def marked(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
+    def mark_message(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
         """Returns a message with marks around what it repeats of the answer with these ids.
 
         It marks the content, the reasoning, and texts in the arguments of calls.
         """
-        decoded = self.decoded(ids)
-        result = dict(message)
+        decoded = self.decode(ids)
+        marked_message = dict(message)
         for name in ("content", "reasoning_content"):
-            if isinstance(result.get(name), str):
-                result[name] = self._text(result[name], decoded, ids)
-        if "tool_calls" in result:
-            result["tool_calls"] = [self._mark_call(tool_call, decoded, ids) for tool_call in result["tool_calls"]]
-        return result
+            if isinstance(marked_message.get(name), str):
+                marked_message[name] = self._mark_repeated(marked_message[name], decoded, ids)
+        if "tool_calls" in marked_message:
+            marked_message["tool_calls"] = [
+                self._mark_call(tool_call, decoded, ids) for tool_call in marked_message["tool_calls"]
+            ]
+        return marked_message
 
     def _mark_call(self, call: Any, decoded: str, ids: Sequence[int]) -> Any:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             return call
-        arguments = self._value(function.get("arguments"), decoded, ids)
+        arguments = self._mark_argument(function.get("arguments"), decoded, ids)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def _value(self, value: Any, decoded: str, ids: Sequence[int]) -> Any:
-        if isinstance(value, str):
-            return self._text(value, decoded, ids)
-        if isinstance(value, Mapping):
-            return {name: self._value(item, decoded, ids) for name, item in value.items()}
-        return [self._value(item, decoded, ids) for item in value] if isinstance(value, list) else value
+    def _mark_argument(self, argument: Any, decoded: str, ids: Sequence[int]) -> Any:
+        if isinstance(argument, str):
+            return self._mark_repeated(argument, decoded, ids)
+        if isinstance(argument, Mapping):
+            return {name: self._mark_argument(element, decoded, ids) for name, element in argument.items()}
+        return (
+            [self._mark_argument(element, decoded, ids) for element in argument]
+            if isinstance(argument, list)
+            else argument
+        )
 
-    def _text(self, text: str, decoded: str, ids: Sequence[int]) -> str:
+    def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
         span = repeated(text, decoded)
         if span is None:
             return text
         start, begin, size = span
-        first, last = self._tokens(ids, begin, begin + size, decoded)
-        inner, prefix = self.decoded(ids[first:last]), len(self.decoded(ids[:first]))
+        first, last = self._token_span(ids, begin, begin + size, decoded)
+        inner, prefix = self.decode(ids[first:last]), len(self.decode(ids[:first]))
         at = start + prefix - begin
         if first >= last or not inner or text[at : at + len(inner)] != inner:
             return text
         mark = next(self.letters)
-        self.found[mark] = KeptText(inner, tuple(ids[first:last]))
+        self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
         return f"{text[:at]}{mark}{inner}{self.stop}{text[at + len(inner) :]}"
 
-    def _tokens(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
+    def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
         if (begin, end) == (0, len(decoded)):
             return 0, len(ids)
-        first = _place(lambda count: len(self.decoded(ids[:count])) >= begin, len(ids))
-        last = _place(lambda count: len(self.decoded(ids[:count])) > end, len(ids) + 1) - 1
+        first = _first_true(lambda count: len(self.decode(ids[:count])) >= begin, len(ids))
+        last = _first_true(lambda count: len(self.decode(ids[:count])) > end, len(ids) + 1) - 1
         return first, last
 
 
@@ -141,10 +147,10 @@ def repeated(text: str, answer: str) -> tuple[int, int, int] | None:
     return (start, len(answer) - len(lead), size) if size >= MIN_SHARED_LETTERS else None
 
 
-def _place(true: Callable[[int], bool], end: int) -> int:
+def _first_true(condition: Callable[[int], bool], end: int) -> int:
     """Returns the least number below `end` for which a monotone condition is true, or else `end`."""
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if true(middle) else (middle + 1, high)
+        low, high = (low, middle) if condition(middle) else (middle + 1, high)
     return low

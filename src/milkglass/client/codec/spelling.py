@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
 ALLOWED_PLACES, TOKENS_A_PLACE = 12, 25
 WINDOW_TOKENS = 4000  # tokens of answers whose places are counted together, by the same limit
-TOKENS_BEFORE_CHECK = (
-    64  # tokens before the first check; each further check comes at twice as many, to keep the total cost low
-)
+TOKENS_BEFORE_CHECK = 64  # tokens before the first check; each further check comes at twice as many, at little cost
 
 
 def most_places(tokens: int) -> int:
@@ -84,44 +82,44 @@ class SpellingCheck:
     codec: Codec = field(repr=False)
     last: LastAnswers = field(default_factory=LastAnswers, repr=False)
     hot: bool = False
-    found: Spelled = field(init=False)
+    spelled: Spelled = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
-    _next: int = TOKENS_BEFORE_CHECK
-    _seen: int = 0
+    _check_at: int = TOKENS_BEFORE_CHECK
+    _checked: int = 0
 
     def __post_init__(self) -> None:
-        self.found = self.last.begin()
+        self.spelled = self.last.begin()
 
     @property
     def places(self) -> int:
-        return self.found.places
+        return self.spelled.places
 
     def push(self, ids: Sequence[int]) -> None:
         """Adds scrambled ids. Raises MisspeltAnswer if too many are not the tokenizer's."""
         self._ids += ids
-        if not self.hot and len(self._ids) >= self._next:
-            self._next = 2 * len(self._ids)
+        if not self.hot and len(self._ids) >= self._check_at:
+            self._check_at = 2 * len(self._ids)
             self._check(final=False)
 
     def flush(self) -> None:
         """Checks the complete answer, and raises MisspeltAnswer like `push`."""
-        if not self.hot and self._seen != len(self._ids):
-            self._seen = len(self._ids)
+        if not self.hot and self._checked != len(self._ids):
+            self._checked = len(self._ids)
             self._check(final=True)
 
     def close(self) -> None:
         """Counts what was received of an answer that broke off."""
-        if not self.hot and self._seen != len(self._ids):
+        if not self.hot and self._checked != len(self._ids):
             self._count(final=False)
 
     def escaped(self, count: int) -> None:
         """Adds escapes of plain letters in a call, and raises MisspeltAnswer like `push`."""
-        self.found.escapes += count
+        self.spelled.escapes += count
         if count:
             self._require()
 
     def _count(self, final: bool) -> None:
-        self.found.runs, self.found.tokens = other_places(self.codec, self._ids, final), len(self._ids)
+        self.spelled.runs, self.spelled.tokens = other_places(self.codec, self._ids, final), len(self._ids)
 
     def _check(self, final: bool) -> None:
         self._count(final)
@@ -130,7 +128,7 @@ class SpellingCheck:
     def _require(self) -> None:
         if self.places > most_places(len(self._ids)):
             self._end(self.places, f"{len(self._ids)} tokens")
-        place_count, tokens, added = self.last.counted(self.found)
+        place_count, tokens, added = self.last.counted(self.spelled)
         if place_count > most_places(tokens) and added > len(self._ids) // TOKENS_A_PLACE:
             self._end(place_count, f"{tokens} tokens with the answers before it")
 
@@ -184,11 +182,13 @@ def _by_names(tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.in
     texts = ["".join(map(str, names)) for names in sides]
     if texts[0] != texts[1]:
         return None
-    result: list[Own] = []
+    sides_by_place: list[Own] = []
     for ids, names in zip((decoded, own_ids), sides, strict=True):
         bounds = [*accumulate(map(len, names), initial=0)]
-        result.append([(start, (number,)) for start, number in zip(pairwise(bounds), ids.tolist(), strict=True)])
-    return dict(result[0]), result[1], len(texts[0])
+        sides_by_place.append(
+            [(start, (number,)) for start, number in zip(pairwise(bounds), ids.tolist(), strict=True)]
+        )
+    return dict(sides_by_place[0]), sides_by_place[1], len(texts[0])
 
 
 def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
@@ -213,13 +213,13 @@ def _own_places(tokenizer: Any, text: str) -> Own:
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,
     )  # fmt: skip
-    result, pending, begin = Own(), list[int](), 0
+    places, pending, begin = Own(), list[int](), 0
     starts = [*(start for start, _ in batch["offset_mapping"]), len(text) + 1]
     for number, (_, end), (_, following) in zip(
         batch["input_ids"], batch["offset_mapping"], pairwise(starts), strict=True
     ):
         pending.append(number)
         if following >= end > begin:
-            result.append(((begin, end), tuple(pending)))
+            places.append(((begin, end), tuple(pending)))
             begin, pending = end, []
-    return result
+    return places

@@ -50,9 +50,9 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """Returns the text that was held back, at the end."""
-        result = self._show(self.text(self._window)) if self._window else ""
+        held_back = self._show(self.text(self._window)) if self._window else ""
         self._window, self._read, self._shown = [], 0, 0
-        return result
+        return held_back
 
     def _certain(self, text: str) -> str:
         return text.rstrip("\ufffd") if self.by_byte else text.removesuffix("\ufffd")

@@ -42,10 +42,10 @@ def _dataset(file: pq.ParquetFile, folder: Path) -> None:
     with (folder / DATA_FILE).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
         for batch in file.iter_batches(BATCH):
             writer.write_batch(batch)
-    info = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
+    description = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
     state: dict[str, Any] = {
         "_data_files": [{"filename": DATA_FILE}], "_fingerprint": secrets.token_hex(8), "_format_columns": None,
         "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": "train",
     }  # fmt: skip
-    files.write_json(folder / "dataset_info.json", info)
+    files.write_json(folder / "dataset_info.json", description)
     files.write_json(folder / "state.json", state)

@@ -90,14 +90,14 @@ def require_marked(path: Path) -> RowsMark:
     """Returns a file's mark. Raises UsageError if the file is not byte for byte the marked one."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}", HINT)
-    result = RowsMark.read(path)
-    if (digest := files.sha256(path)) != result.sha256:
+    rows_mark = RowsMark.read(path)
+    if (digest := files.sha256(path)) != rows_mark.sha256:
         raise UsageError(
             f"{path.name} is not the file that {mark_path_of(path).name} was written for: its SHA-256 is "
-            f"{digest[:16]}..., not {result.sha256[:16]}...",
+            f"{digest[:16]}..., not {rows_mark.sha256[:16]}...",
             HINT,
         )
-    return result
+    return rows_mark
 
 
 @contextmanager

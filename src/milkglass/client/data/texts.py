@@ -52,9 +52,9 @@ class PrivateTexts:
             None if self.sources is None else self.sources[order],
         )  # fmt: skip
 
-    def without(self, others: Sequences) -> PrivateTexts:
+    def without(self, public_texts: Sequences) -> PrivateTexts:
         """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
-        texts = {ids.tobytes() for ids in others}
+        texts = {ids.tobytes() for ids in public_texts}
         rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
         return self.chosen(np.array(rows, np.int64))
 
@@ -104,12 +104,12 @@ def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = No
 
 def pieces(codec: Codec, size: int) -> list[str]:
     """Returns the decoded text of each token id below `size`, or "" if there is no such token."""
-    result = [""] * size
+    piece_of_id = [""] * size
     ids = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
     texts = codec.tokenizer.batch_decode([[number] for number in ids], clean_up_tokenization_spaces=False)
     for number, piece in zip(ids, texts, strict=True):
-        result[number] = piece
-    return result
+        piece_of_id[number] = piece
+    return piece_of_id
 
 
 def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -127,18 +127,18 @@ def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[
     )
     if any(len(row) < length for row, length in zip(batch["input_ids"], ids.lengths, strict=True)):
         raise AssertionError("the tokenizer cut a text in two ways")
-    names: list[NDArray[np.bool_]] = []
-    numbers: list[NDArray[np.bool_]] = []
+    is_name: list[NDArray[np.bool_]] = []
+    is_number: list[NDArray[np.bool_]] = []
     for text, offsets, length in zip(texts, batch["offset_mapping"], ids.lengths.tolist(), strict=True):
         spans = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
         if length < len(offsets):
             spans[-1:] = 0  # a text that was cut ends in a special token
-        for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
+        for pattern, into in ((_NAME, is_name), (_NUMBER, is_number)):
             is_marked = np.zeros(len(text) + 1, np.bool_)
             for match in pattern.finditer(text):
                 is_marked[match.start() : match.end()] = True
             into.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
-    return np.concatenate(names), np.concatenate(numbers)
+    return np.concatenate(is_name), np.concatenate(is_number)
 
 
 def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -37,9 +37,9 @@ Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
 Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
 
 
-def require_generator(source: Source, train: Summary, kind: object) -> None:
-    """Raises CodecError for rows without labels if the model's `kind` is "encoder"."""
-    if train.task == "causal-lm" and kind == "encoder":
+def require_generator(source: Source, train: Summary, model_kind: object) -> None:
+    """Raises CodecError for rows without labels if the `model_kind` is "encoder"."""
+    if train.task == "causal-lm" and model_kind == "encoder":
         error = unlabelled(source, train)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
 
@@ -179,10 +179,10 @@ def _encode_batch(
 
     The last are given by their places, with the tokens before their first answer.
     """
-    numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
+    label_numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
-        if numbers is not None:
-            return _encode_classified(codec, batch, numbers, limit)
+        if label_numbers is not None:
+            return _encode_classified(codec, batch, label_numbers, limit)
         if batch[0].kind == "chat":
             labelled = codec.encode_cut([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
@@ -209,13 +209,13 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     return pa.array([labels[str(row.label)] for row in batch], pa.int32())
 
 
-def _encode_classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> Encoding:
+def _encode_classified(codec: Codec, batch: Sequence[Example], label_numbers: pa.Array, limit: int) -> Encoding:
     pairs = None if batch[0].pair is None else [row.pair or "" for row in batch]
     encoded = codec.encode([row.text for row in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, INT8_LIST)
-    columns["labels"] = numbers
+    columns["labels"] = label_numbers
     return columns, encoded.long, {}
 
 
@@ -226,8 +226,8 @@ def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
     }
 
 
-def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+def _lists(arrays: Sequence[NDArray[Any]], list_type: pa.DataType) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int32)
     return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(np.concatenate(arrays) if arrays else [], kind.value_type), type=kind
+        pa.array(offsets), pa.array(np.concatenate(arrays) if arrays else [], list_type.value_type), type=list_type
     )

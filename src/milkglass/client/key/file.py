@@ -79,13 +79,13 @@ class KeySeal:
         return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT_BYTES))
 
     @classmethod
-    def of(cls, data: bytes, passphrase: str, name: str = "this") -> KeySeal:
+    def of(cls, file_bytes: bytes, passphrase: str, name: str = "this") -> KeySeal:
         """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
-        header, _ = _parse(data, name)
-        result = cls.derived(passphrase, header.scrypt_n, header.salt)
-        if not hmac.compare_digest(result.check, header.check):
+        header, _ = _parse(file_bytes, name)
+        seal = cls.derived(passphrase, header.scrypt_n, header.salt)
+        if not hmac.compare_digest(seal.check, header.check):
             raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
-        return result
+        return seal
 
     def is_of(self, passphrase: str) -> bool:
         return hmac.compare_digest(self.derived(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
@@ -103,15 +103,17 @@ class KeySeal:
         body = header.line() + ChaCha20Poly1305(self.sealing).encrypt(header.nonce, payload, header.line())
         return body + hashlib.sha256(body).digest()
 
-    def unseal(self, data: bytes, name: str = "this") -> Key:
+    def unseal(self, file_bytes: bytes, name: str = "this") -> Key:
         """Returns the key in a file's bytes. Raises what the function `unseal` raises."""
-        header, line = _parse(data, name)
+        header, line = _parse(file_bytes, name)
         if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
             raise WrongPassphrase(
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
             )
         try:
-            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM_BYTES], line)
+            payload = ChaCha20Poly1305(self.sealing).decrypt(
+                header.nonce, file_bytes[len(line) : -CHECKSUM_BYTES], line
+            )
         except InvalidTag as error:
             raise TamperedKey(
                 "the key file was altered: its checksum holds and its seal does not",
@@ -125,41 +127,41 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
     return KeySeal.new(passphrase, scrypt_n).seal(key)
 
 
-def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
+def unseal(file_bytes: bytes, passphrase: str, name: str = "this") -> Key:
     """Returns the key in a file's bytes. `name` is the file's, for messages.
 
     Raises:
         KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase and
             TamperedKey.
     """
-    return KeySeal.of(data, passphrase, name).unseal(data, name)
+    return KeySeal.of(file_bytes, passphrase, name).unseal(file_bytes, name)
 
 
-def _parse(data: bytes, name: str) -> tuple[Header, bytes]:
+def _parse(file_bytes: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line."""
-    text = _whole(data)
-    header, line = parse(data, text, name)
+    has_checksum = _has_checksum(file_bytes)
+    header, line = parse(file_bytes, has_checksum, name)
     length = len(line) + header.length + CHECKSUM_BYTES
-    if len(data) < length:
-        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {length} expected", "restore a backup")
-    if len(data) > length:
-        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {length} expected", "restore a backup")
-    if not text:
+    if len(file_bytes) < length:
+        raise TruncatedKey(f"the key file is cut off: {len(file_bytes)} bytes, {length} expected", "restore a backup")
+    if len(file_bytes) > length:
+        raise DamagedKey(f"the key file is damaged: {len(file_bytes)} bytes, {length} expected", "restore a backup")
+    if not has_checksum:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
     return header, line
 
 
-def _whole(data: bytes) -> bool:
-    return hashlib.sha256(data[:-CHECKSUM_BYTES]).digest() == data[-CHECKSUM_BYTES:]
+def _has_checksum(file_bytes: bytes) -> bool:
+    return hashlib.sha256(file_bytes[:-CHECKSUM_BYTES]).digest() == file_bytes[-CHECKSUM_BYTES:]
 
 
 def require_key_file(path: Path) -> None:
     """Raises KeyFileError for a file that is no key file. This needs no passphrase and checks no seal."""
-    data = _bytes(path)
-    parse(data, _whole(data), str(path))
+    file_bytes = _read_limited(path)
+    parse(file_bytes, _has_checksum(file_bytes), str(path))
 
 
-def _bytes(path: Path) -> bytes:
+def _read_limited(path: Path) -> bytes:
     size = path.stat().st_size
     if size > MAX_FILE:
         raise KeyFileError(
@@ -185,12 +187,12 @@ def write_key(
     if not weak and passphrase:
         require_strong(passphrase)
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = KeySeal.new(passphrase, scrypt_n)
+    key_seal = KeySeal.new(passphrase, scrypt_n)
     try:
-        files.write(path, result.seal(key), replace)
+        files.write(path, key_seal.seal(key), replace)
     except FileExistsError:  # it appeared meanwhile
         raise _exists(path) from None
-    return result
+    return key_seal
 
 
 def require_free(path: Path) -> None:
@@ -215,7 +217,7 @@ def leftovers(path: Path) -> list[Path]:
     name = re.escape(path.name)
     pattern = re.compile(rf"\.({name}|\.{name}\.usage\.json)\.[0-9a-f]{{8}}\.tmp")
     try:
-        return sorted(one for one in path.absolute().parent.iterdir() if pattern.fullmatch(one.name))
+        return sorted(file for file in path.absolute().parent.iterdir() if pattern.fullmatch(file.name))
     except OSError:
         return []
 
@@ -243,11 +245,11 @@ class UnlockedKey:
     @classmethod
     def open(cls, path: Path, passphrase: str) -> UnlockedKey:
         """Opens a key file. Raises KeyFileError; each reason has its own subclass."""
-        data = _content(path)
-        seal = KeySeal.of(data, passphrase, str(path))
-        result = cls(path, seal.unseal(data, str(path)), seal)
+        file_bytes = _read_key_file(path)
+        seal = KeySeal.of(file_bytes, passphrase, str(path))
+        unlocked = cls(path, seal.unseal(file_bytes, str(path)), seal)
         clear_leftovers(path)
-        return result
+        return unlocked
 
     @classmethod
     def new(cls, path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, weak: bool = False) -> UnlockedKey:
@@ -257,10 +259,10 @@ class UnlockedKey:
     def again(self, path: Path | None = None) -> Key:
         """Reads the file again, or a copy of it at `path`. Raises KeyFileError if that key cannot be opened."""
         path = path or self.path
-        return self.seal.unseal(_content(path), str(path))
+        return self.seal.unseal(_read_key_file(path), str(path))
 
     def remember(
-        self, numbers: Mapping[str, int] | Scale | None, job: str | None = None, model: str | None = None
+        self, labels: Mapping[str, int] | Scale | None, job: str | None = None, model: str | None = None
     ) -> UnlockedKey:
         """Returns the key with label names or a scale of scores sealed in it, as the newest and as the job's.
 
@@ -269,14 +271,14 @@ class UnlockedKey:
                 keys trusts these names, and not the server, for which key a model belongs to.
         """
 
-        def changed(info: KeyInfo) -> KeyInfo:
-            if isinstance(numbers, Scale):
-                info = info.with_scale(numbers, job)
-            elif numbers is not None:
-                info = info.with_labels(numbers, job)
-            return info if model is None else info.with_upload(model, job)
+        def changed(changed_info: KeyInfo) -> KeyInfo:
+            if isinstance(labels, Scale):
+                changed_info = changed_info.with_scale(labels, job)
+            elif labels is not None:
+                changed_info = changed_info.with_labels(labels, job)
+            return changed_info if model is None else changed_info.with_upload(model, job)
 
-        return self if numbers is None and model is None else self._change_info(changed)
+        return self if labels is None and model is None else self._change_info(changed)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
         """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
@@ -296,23 +298,23 @@ class UnlockedKey:
         with usage.locked(self.path):
             key = self.again()
             seal = write_key(self.path, key, passphrase, replace=True)
-            result = UnlockedKey(self.path, key, seal)
-            if result.again().identifier != key.identifier:
+            unlocked = UnlockedKey(self.path, key, seal)
+            if unlocked.again().identifier != key.identifier:
                 raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
-        return result
+        return unlocked
 
     def _change_info(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
             key = self.again()
-            info = change(key.info)
-            if info != key.info:
-                key = replace(key, info=info)
+            new_info = change(key.info)
+            if new_info != key.info:
+                key = replace(key, info=new_info)
                 files.write(self.path, self.seal.seal(key))
         return replace(self, key=key)
 
 
-def _content(path: Path) -> bytes:
+def _read_key_file(path: Path) -> bytes:
     if not path.is_file():
         raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
-    return _bytes(path)
+    return _read_limited(path)

@@ -71,11 +71,11 @@ class Header:
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def parse(data: bytes, checksum_ok: bool, name: str = "this") -> tuple[Header, bytes]:
+def parse(file_bytes: bytes, checksum_ok: bool, name: str = "this") -> tuple[Header, bytes]:
     """Returns the header, and its line as bytes.
 
     Args:
-        data: the file's bytes, or its beginning with the whole header line.
+        file_bytes: the file's bytes, or its beginning with the whole header line.
         checksum_ok: whether the file's checksum is right. Then a header that is not of version 1 was written so, and
             the error does not call it damaged.
         name: the file's name in messages.
@@ -83,22 +83,22 @@ def parse(data: bytes, checksum_ok: bool, name: str = "this") -> tuple[Header, b
     Raises:
         KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
     """
-    if not data:
+    if not file_bytes:
         raise TruncatedKey("the key file is empty", "restore a backup")
-    if not _like_a_key(data):
+    if not _like_a_key(file_bytes):
         raise _foreign(name)
-    line = data[: data.find(b"\n", 0, MAX_HEADER) + 1]
+    line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER) + 1]
     if not line:
-        raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
+        raise TruncatedKey(f"the key file is cut off in its header: {len(file_bytes)} bytes", "restore a backup")
     try:
         return _header(line, checksum_ok, name), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
 
-def _like_a_key(data: bytes) -> bool:
+def _like_a_key(file_bytes: bytes) -> bool:
     """Returns whether a file begins like a key file or has several of its field names. It may be damaged or cut off."""
-    head = data[:MAX_HEADER]
+    head = file_bytes[:MAX_HEADER]
     if not head.startswith(b"{"):
         return False
     return FIRST_BYTES.startswith(head[: len(FIRST_BYTES)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
@@ -106,17 +106,17 @@ def _like_a_key(data: bytes) -> bool:
 
 def _header(line: bytes, checksum_ok: bool, name: str) -> Header:
     """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
-    result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
-    if checksum_ok and result["format"] not in TENSORS:
+    fields = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
+    if checksum_ok and fields["format"] not in TENSORS:
         raise _foreign(name)
-    if checksum_ok and type(result["version"]) is int and result["version"] != VERSION:
-        raise UnknownKeyVersion(f"key file version {result['version']}, this reads {VERSION}", "update milkglass")
-    kdf = result["kdf"]
-    _require_types(result, kdf)
-    fixed = (result["version"], result["cipher"], kdf["name"], kdf["r"], kdf["p"])
+    if checksum_ok and type(fields["version"]) is int and fields["version"] != VERSION:
+        raise UnknownKeyVersion(f"key file version {fields['version']}, this reads {VERSION}", "update milkglass")
+    kdf = fields["kdf"]
+    _require_types(fields, kdf)
+    fixed = (fields["version"], fields["cipher"], kdf["name"], kdf["r"], kdf["p"])
     header = Header(
-        kdf["n"], _unb64(kdf["salt"]), _unb64(result["nonce"]), _unb64(result["check"]), result["length"],
-        result["format"],
+        kdf["n"], _unb64(kdf["salt"]), _unb64(fields["nonce"]), _unb64(fields["check"]), fields["length"],
+        fields["format"],
     )  # fmt: skip
     plausible = (
         fixed == (VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
@@ -167,7 +167,7 @@ def pack(key: Key) -> bytes:
     return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
 
 
-def unpack(payload: bytes, kind: str = FORMAT) -> Key:
+def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
     """Returns the key in a payload of the header's format.
 
     Raises:
@@ -177,10 +177,12 @@ def unpack(payload: bytes, kind: str = FORMAT) -> Key:
         arrays = load(payload)
         table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
         notes = table.get(METADATA, {})
-        document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[kind] else None
+        document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[payload_format] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damage("cannot be read") from error
-    if {name: array.dtype for name, array in arrays.items()} != TENSORS[kind] or not isinstance(document, dict):
+    if {name: array.dtype for name, array in arrays.items()} != TENSORS[payload_format] or not isinstance(
+        document, dict
+    ):
         raise _damage("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):

@@ -71,20 +71,23 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
-    info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
-    info = info.with_sampling(ModelSampling.of(base.generation_config).values)
-    size = n = architecture.vocab_size
+    key_info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
+    if sampling := ModelSampling.of(base.generation_config).values:
+        key_info = key_info.with_fields(sampling=dict(sampling))
+    slot_count = vocab_size = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
-        info = info.with_slots(scheme.copies, single)
-        size = len(Slots.of(n, scheme.copies, single).origin)
+        key_info = key_info.with_fields(slots={"copies": scheme.copies, "single": single})
+        slot_count = len(Slots.of(vocab_size, scheme.copies, single).origin)
     symbols = scheme.token_symbols
     if symbols is not None:
-        if len(symbols) != n:
-            raise UsageError(f"the map is of {len(symbols)} tokens, the model has {n}", "give the model it is for")
-        size = int(symbols.max()) + 1
+        if len(symbols) != vocab_size:
+            raise UsageError(
+                f"the map is of {len(symbols)} tokens, the model has {vocab_size}", "give the model it is for"
+            )
+        slot_count = int(symbols.max()) + 1
     order = hashed_permutation if scheme.hashed else permutation
-    key = Key.new(digest, size, architecture.pinned, info, order, root)
+    key = Key.new(digest, slot_count, architecture.pinned, key_info, order, root)
     return with_groups(base, key) if scheme.shares and symbols is None else key
 
 
@@ -132,8 +135,8 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     table = base.mapped(architecture_of(base).table)
     require_finite(table)
     order = cluster_order(key)
-    result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
-    return replace(key, info=key.info.with_groups(packed_groups(result, len(table))))
+    groups = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
+    return replace(key, info=key.info.with_fields(groups=packed_groups(groups, len(table))))
 
 
 def scheme_of(key: Key) -> Scheme:
@@ -151,10 +154,10 @@ def scheme_of(key: Key) -> Scheme:
 def require_finite(table: torch.Tensor) -> None:
     """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
-    infinite = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
-    if infinite:
+    infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
+    if infinite_rows:
         raise CorruptCheckpoint(
-            f"{infinite} rows of the embedding table are not finite", "repair or fetch the model again"
+            f"{infinite_rows} rows of the embedding table are not finite", "repair or fetch the model again"
         )
 
 
@@ -168,15 +171,14 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
     child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
-    info = child.info.with_job(name, parent.identifier, clusters)
+    child_info = child.info.with_fields(job={"name": name, "parent": parent.identifier, "clusters": clusters})
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
         if (draws := parent.with_own_responses().responses) is not None:
-            info = info.with_responses(bytes.fromhex(draws["stream"]), draws["ids"])
-        return replace(child, info=info)
+            child_info = child_info.with_fields(responses=dict(draws))
+        return replace(child, info=child_info)
     if clusters == "kept":
         grouped = parent if parent.groups is not None else with_groups(base, parent, stage)
-        assert grouped.groups is not None
-        info = info.with_groups(packed_groups(grouped.groups, architecture_of(base).vocab_size))
-    return replace(child, info=info)
+        child_info = child_info.with_fields(groups=grouped.info.packed_groups)
+    return replace(child, info=child_info)

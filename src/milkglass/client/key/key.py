@@ -25,9 +25,9 @@ from milkglass.schemes.aliases import Slots
 from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
 CODEC_NEEDS = {
-    *("model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses"),
-    *("sampling", "uploads", "jobs"),
-}
+    "model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses",
+    "sampling", "uploads", "jobs",
+}  # fmt: skip
 JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
 OWN_ORDER = "own"  # clusters are begun in the key's own order
 
@@ -45,16 +45,10 @@ class KeyInfo:
     @classmethod
     def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
         """Returns a new key's information. `model` says where the original is; `kind` is encoder or decoder."""
-        return cls(
-            {
-                "model": model,
-                "kind": kind,
-                "tokenizer_sha256": tokenizer_digest,
-                "scheme": dict(scheme),
-                "labels": None,
-                "order": OWN_ORDER,
-            }
-        )
+        return cls({
+            "model": model, "kind": kind, "tokenizer_sha256": tokenizer_digest, "scheme": dict(scheme), "labels": None,
+            "order": OWN_ORDER,
+        })  # fmt: skip
 
     # --- the model ----------------------------------------------------------------------------------------------------
     @property
@@ -84,11 +78,11 @@ class KeyInfo:
     @property
     def public_scheme(self) -> dict[str, Any]:
         """Returns the scheme without what was counted in private text."""
-        result = dict(self.scheme)
-        if "bands" in result:
-            result["bands"] = {"factor": result["bands"]["factor"]}
-        result.pop("map", None)  # long, and found from private labels
-        return result
+        shown = dict(self.scheme)
+        if "bands" in shown:
+            shown["bands"] = {"factor": shown["bands"]["factor"]}
+        shown.pop("map", None)  # long, and found from private labels
+        return shown
 
     @property
     def own_order(self) -> bool:
@@ -152,9 +146,9 @@ class KeyInfo:
     def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
         """Adds the name of an uploaded model, and the job that fine-tunes it if there is one."""
         jobs = self.document.get("jobs") or []
-        noted = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
-        names = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
-        return self._with(**names, **noted)
+        new_job = {} if job is None or job in jobs else {"jobs": [*jobs, job]}
+        new_upload = {} if model in self.uploads else {"uploads": [*self.uploads, model]}
+        return self.with_fields(**new_upload, **new_job)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """Returns the label names of a fine-tuned model, or None if it is not known."""
@@ -163,31 +157,18 @@ class KeyInfo:
     def scale_of(self, model: str, job: str) -> Scale | None:
         """Returns the scale of a fine-tuned model, by its name or else by its job."""
         scales = self.scales_by_job
-        return next((scale for one, scale in scales.items() if _job_made(one, model)), scales.get(job))
+        return next((scale for name, scale in scales.items() if _job_made(name, model)), scales.get(job))
 
     # --- changed ------------------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
         """Sets these label names as the newest, and as the job's if there is one."""
         jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
-        return self._with(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
+        return self.with_fields(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
 
     def with_scale(self, scale: Scale, job: str | None = None) -> KeyInfo:
         """Sets this scale as the newest, and as the job's if there is one."""
         jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.document()})}
-        return self._with(scale=scale.document(), **({"scales": jobs} if jobs else {}))
-
-    def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
-        return self._with(slots={"copies": copies, "single": single})
-
-    def with_responses(self, stream: bytes, ids: list[int]) -> KeyInfo:
-        """Sets the draws of another key, so that texts are exchanged as under that key."""
-        return self._with(responses={"stream": stream.hex(), "ids": ids})
-
-    def with_sampling(self, values: Mapping[str, float]) -> KeyInfo:
-        return self._with(sampling=dict(values)) if values else self
-
-    def with_groups(self, packed: str) -> KeyInfo:
-        return self._with(groups=packed)
+        return self.with_fields(scale=scale.document(), **({"scales": jobs} if jobs else {}))
 
     def for_codec(self, shares: bool) -> KeyInfo:
         """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
@@ -196,11 +177,9 @@ class KeyInfo:
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**document, "scheme": scheme})
 
-    def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
-        return self._with(job={"name": name, "parent": parent, "clusters": clusters})
-
-    def _with(self, **changes: Any) -> KeyInfo:
-        return KeyInfo({**self.document, **changes})
+    def with_fields(self, **fields: Any) -> KeyInfo:
+        """Sets fields of the document, of which docs/formats.md has the list."""
+        return KeyInfo({**self.document, **fields})
 
 
 def _job_made(job: str, model: str) -> bool:
@@ -222,10 +201,10 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
         while True:
             if not buffer:
                 buffer = stream.words(4096).tolist()[::-1]
-            word = buffer.pop()
-            if word < limit:
+            draw = buffer.pop()
+            if draw < limit:
                 break
-        j = word % (i + 1)
+        j = draw % (i + 1)
         shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
     sigma = np.arange(n, dtype=np.int32)
     sigma[movable] = shuffled
@@ -310,7 +289,9 @@ class Key:
         reveals no more than sending it once.
         """
         stream, ids = self.responses_key, self.response_ids
-        return self.info if stream is None or not len(ids) else self.info.with_responses(stream, ids.tolist())
+        if stream is None or not len(ids):
+            return self.info
+        return self.info.with_fields(responses={"stream": stream.hex(), "ids": ids.tolist()})
 
     @property
     def responses_key(self) -> bytes | None:
@@ -416,18 +397,18 @@ class Key:
 
 def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
     """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 if it has none."""
-    number = np.full(n, -1, "<i4")
-    for at, group in enumerate(groups):
-        number[group] = at
-    return base64.b64encode(zlib.compress(number.tobytes(), 9)).decode()
+    cluster_of = np.full(n, -1, "<i4")
+    for cluster, group in enumerate(groups):
+        cluster_of[group] = cluster
+    return base64.b64encode(zlib.compress(cluster_of.tobytes(), 9)).decode()
 
 
-def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
+def unpacked_groups(packed: str) -> list[NDArray[np.int64]]:
     """Returns the clusters of `packed_groups`. Raises DamagedKey if they cannot be read."""
     try:
-        number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
+        cluster_of = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:
         raise DamagedKey("the clusters in the key file cannot be read", "restore a backup") from error
-    order = np.argsort(number, kind="stable")
-    members = order[number[order] >= 0]
-    return np.split(members, np.flatnonzero(np.diff(number[members])) + 1) if len(members) else []
+    order = np.argsort(cluster_of, kind="stable")
+    members = order[cluster_of[order] >= 0]
+    return np.split(members, np.flatnonzero(np.diff(cluster_of[members])) + 1) if len(members) else []

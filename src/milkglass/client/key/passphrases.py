@@ -46,7 +46,7 @@ def require_strong(passphrase: str) -> None:
         )
 
 
-def generated() -> str:
+def generate_passphrase() -> str:
     """Returns ten random words of the 2,048 English words of BIP 39, joined by hyphens: 110 bits."""
     from mnemonic import Mnemonic
 

@@ -47,29 +47,27 @@ class Usage:
     measured: int = 0  # the most tokens of an audit
     parent: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
-    rate: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of a coarse vocabulary, see client/obfuscate/symbol_rate.py
+    rate: Mapping[str, float] = field(default_factory=dict)  # of a coarse vocabulary (obfuscate/symbol_rate.py)
     audits: Sequence[Mapping[str, Any]] = ()
 
     def passed(self) -> list[tuple[str, str, int]]:
         """Returns (attacker, share, tokens) for the highest threshold of the audits that each attacker has passed."""
-        result = []
+        passed_thresholds = []
         for attacker, shares in self.spent.items():
             reached = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
             if reached:
                 tokens, share = max(reached)
-                result.append((attacker, share, tokens))
-        return result
+                passed_thresholds.append((attacker, share, tokens))
+        return passed_thresholds
 
 
-def place(key: Path) -> Path:
+def counts_file(key: Path) -> Path:
     return key.with_name(f".{key.name}.usage.json")
 
 
 def read(key: Path) -> Usage:
     """Returns a key's counts. A key without a file was never used. Raises KeyFileError for a damaged file."""
-    path = place(key)
+    path = counts_file(key)
     if not path.is_file():
         return Usage()
     try:
@@ -86,26 +84,26 @@ def add(key: Path, texts: int, tokens: int) -> Usage:
 
     A lock keeps two commands from losing each other's counts.
     """
-    result = _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
-    info, parent = {key.absolute()}, result.parent
-    while parent and Path(parent).is_file() and Path(parent) not in info:
-        info.add(Path(parent))
-        parent = _change(Path(parent), lambda known: _with_job(known, key.name, tokens)).parent
-    return result
+    usage = _change(key, lambda old: replace(old, texts=old.texts + texts, tokens=old.tokens + tokens))
+    counted_keys, parent = {key.absolute()}, usage.parent
+    while parent and Path(parent).is_file() and Path(parent) not in counted_keys:
+        counted_keys.add(Path(parent))
+        parent = _change(Path(parent), lambda old: _with_job(old, key.name, tokens)).parent
+    return usage
 
 
 def _with_job(usage: Usage, name: str, tokens: int) -> Usage:
     return replace(usage, jobs={**usage.jobs, name: usage.jobs.get(name, 0) + tokens})
 
 
-def derived(key: Path, parent: Path) -> None:
+def record_parent(key: Path, parent: Path) -> None:
     """Records from which key file a new one was made."""
     rate = read(parent).rate
-    _change(key, lambda known: replace(known, parent=str(parent.absolute()), rate=rate))
-    _change(parent, lambda known: _with_job(known, key.name, 0))
+    _change(key, lambda old: replace(old, parent=str(parent.absolute()), rate=rate))
+    _change(parent, lambda old: _with_job(old, key.name, 0))
 
 
-def handed_on(key: Path, parent: Path) -> None:
+def copy_audits(key: Path, parent: Path) -> None:
     """Copies the audits of a key to a codec made from it.
 
     Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
@@ -115,9 +113,9 @@ def handed_on(key: Path, parent: Path) -> None:
     _change(key, lambda _: replace(usage, texts=0, tokens=0, parent="", jobs={}))
 
 
-def rated(key: Path, rate: Mapping[str, float]) -> None:
+def record_rate(key: Path, rate: Mapping[str, float]) -> None:
     """Records what a coarse vocabulary reveals: shares and bits, over all the text together."""
-    _change(key, lambda known: replace(known, rate=dict(rate)))
+    _change(key, lambda old: replace(old, rate=dict(rate)))
 
 
 def audit_record(texts: int, tokens: float, content: float, finished: bool) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
     return {"at": time.time(), "texts": texts, **shares, "finished": finished}
 
 
-def audited(
+def record_audit(
     key: Path, spent: Mapping[str, Mapping[str, int]], measured: int, record: Mapping[str, Any] | None = None
 ) -> Usage:
     """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""
@@ -150,15 +148,15 @@ def audited(
 
 def _worse(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """Returns for each share the fewer tokens, in ascending order of the shares."""
-    both = {share: min(part[share] for part in (first, second) if share in part) for share in {**first, **second}}
-    return dict(sorted(both.items(), key=lambda result: float(result[0].split()[0])))
+    fewest = {share: min(part[share] for part in (first, second) if share in part) for share in {**first, **second}}
+    return dict(sorted(fewest.items(), key=lambda entry: float(entry[0].split()[0])))
 
 
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
-        files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
+        fields = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
+        files.write(counts_file(key), json.dumps({"milkglass_usage": VERSION, **fields}) + "\n")
     return usage
 
 
@@ -170,9 +168,7 @@ def locked(key: Path, wait: bool = True) -> Iterator[None]:
     """
     folder = os.open(key.absolute().parent, os.O_RDONLY)
     try:
-        fcntl.flock(
-            folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
-        )  # let go when it is closed, or its process dies
+        fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # held until it is closed
         yield
     finally:
         os.close(folder)

@@ -137,7 +137,7 @@ class _Changes:
         return self.inner(name, tensor).to(tensor.dtype)
 
 
-def transformed(
+def transform_tensors(
     base: Checkpoint,
     architecture: Architecture,
     residual: ResidualStream,
@@ -156,15 +156,15 @@ def transformed(
     assert isinstance(scheme, Covariant)
     keys = CovariantKeys.of(scheme, key, layout, residual.width)
     changes = _Changes(base, residual, layout, keys, lru_cache(maxsize=2)(keys.layer))
-    d = new_width(base, architecture, scheme)
-    result: dict[str, RowBlocks] = {}
+    width = new_width(base, architecture, scheme)
+    replaced: dict[str, RowBlocks] = {}
     for name in tables:
         share = scheme.head_noise if name == head else scheme.table_noise
         noisy = NoisyRows(tables[name], _deviation(base, name, share), key.stream(f"covariant/noise/{name}"))
         matrix = keys.writing(name)
         if name == head:
             matrix = changes.gain(residual.final)[:, None] * keys.reading(name).T
-        result[name] = TransformedRows(noisy, matrix.float())
+        replaced[name] = TransformedRows(noisy, matrix.float())
     kinds = (
         (residual.readers, changes.reader),
         (residual.writers, changes.writer),
@@ -173,12 +173,12 @@ def transformed(
     )
     holder = OneHeld()
     for names, change in kinds:
-        result |= {name: ReadOnce(base, name, partial(change, name), holder) for name in names}
+        replaced |= {name: ReadOnce(base, name, partial(change, name), holder) for name in names}
     for name in residual.norms:
-        result[name] = ReadOnce(
-            base, name, lambda whole: torch.full((d,), 1 - residual.gain_offset, dtype=whole.dtype), holder
+        replaced[name] = ReadOnce(
+            base, name, lambda whole: torch.full((width,), 1 - residual.gain_offset, dtype=whole.dtype), holder
         )
-    return result, _shapes(base, residual, tables, d)
+    return replaced, _shapes(base, residual, tables, width)
 
 
 def _deviation(base: Checkpoint, name: str, share: float) -> float:

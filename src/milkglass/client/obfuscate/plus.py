@@ -112,22 +112,22 @@ class ReadOnce:
         return tensor[start:stop].clone()
 
 
-def turned(
+def turn_tensors(
     base: Checkpoint, residual: ResidualStream, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
     holder = OneHeld()
     gain = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
-    result: dict[str, RowBlocks] = {}
+    replaced: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
         if name == head:
-            result[name] = TransformedRows(rows, turn.readers, gain[residual.final])
+            replaced[name] = TransformedRows(rows, turn.readers, gain[residual.final])
         else:
-            result[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
+            replaced[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
-        result[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), holder)  # type: ignore[misc]
+        replaced[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), holder)  # type: ignore[misc]
     for name in (*residual.writers, *residual.biases):
-        result[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
+        replaced[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
     for name in residual.norms:
-        result[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
-    return result
+        replaced[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
+    return replaced

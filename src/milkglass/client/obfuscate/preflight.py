@@ -57,7 +57,7 @@ def require_sound(base: Checkpoint) -> None:
     facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
 
 
-def assumed(base: Checkpoint) -> str | None:
+def assumption_of(base: Checkpoint) -> str | None:
     """Returns what is assumed about a model whose files leave it open, or None."""
     if not lacks_head(base):
         return None
@@ -81,7 +81,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
     """Raises UsageError if the disk lacks room for the folder. What an interrupted run wrote is subtracted."""
     partial = files.partial_folder(out)
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
-    required = written(base, scheme, delta) - on_disk
+    required = estimated_bytes(base, scheme, delta) - on_disk
     free = shutil.disk_usage(files.nearest_parent(out)).free
     if free < required + SPARE_BYTES:
         raise UsageError(
@@ -90,7 +90,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
         )
 
 
-def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
+def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
     architecture = architecture_of(base)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
@@ -100,9 +100,9 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     return unchanged_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 
-def largest(base: Checkpoint, scheme: Scheme) -> int:
+def most_bytes(base: Checkpoint, scheme: Scheme) -> int:
     """Returns a limit on the bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
-    return 2 * written(base, scheme, delta=False) + MAX_HEAD_BYTES
+    return 2 * estimated_bytes(base, scheme, delta=False) + MAX_HEAD_BYTES
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:

@@ -35,8 +35,8 @@ from milkglass.client.key.generate import cluster_order, require_delta, require_
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
-from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
-from milkglass.client.obfuscate.plus import turn_of, turned, with_head
+from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
+from milkglass.client.obfuscate.plus import turn_of, turn_tensors, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.config_entries import GENERATION, check_ids
@@ -81,11 +81,11 @@ def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) ->
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
     first, choices = key.first, AliasChoices.of(key)
-    result = mapped_configs(base, first, None if choices is None else choices.counts)
+    mapped = mapped_configs(base, first, None if choices is None else choices.counts)
     tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied_entry(base)
     sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
     return Configs(
-        {**result.config, KEY_ID: key.identifier} | tied | sizes | _wider_sizes(base, key), result.generation
+        {**mapped.config, KEY_ID: key.identifier} | tied | sizes | _wider_sizes(base, key), mapped.generation
     )
 
 
@@ -168,10 +168,10 @@ def replacements(
     }
     residual = architecture.residual(base)
     if plus is None:
-        replaced, shapes = transformed(wider, architecture, residual, key, tensors, head)
+        replaced, shapes = transform_tensors(wider, architecture, residual, key, tensors, head)
         return Replacement(reshaped(wider, shapes), replaced, mixture)
     turn = turn or turn_of(plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage)
-    replaced = turned(wider, residual, turn, tensors, head)
+    replaced = turn_tensors(wider, residual, turn, tensors, head)
     return Replacement(resized(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
 
 
@@ -200,13 +200,13 @@ def scramble(
     document = json.dumps([delta, dict(key.info.document)]).encode()
     job = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())
-    result = replacements(base, architecture, key, stage, mixture, turn)
+    replacement = replacements(base, architecture, key, stage, mixture, turn)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKER_CONTENT)
     if delta:
-        total = sum(result.base.tensors[name].bytes for name in result.tensors)
-        write_delta(result.base, key.model_digest, result.tensors, configs, staging, stage("write", total))
+        total = sum(replacement.base.tensors[name].bytes for name in replacement.tensors)
+        write_delta(replacement.base, key.model_digest, replacement.tensors, configs, staging, stage("write", total))
     else:
-        total = sum(ref.bytes for ref in result.base.tensors.values())
-        rewrite(result.base, result.tensors, configs, staging, stage("write", total))
-    return replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
+        total = sum(ref.bytes for ref in replacement.base.tensors.values())
+        rewrite(replacement.base, replacement.tensors, configs, staging, stage("write", total))
+    return replace(replacement.mixture.promise(scheme_of(key).k), condition=replacement.condition)

@@ -71,53 +71,53 @@ def rate_of(
         content: (n,) whether each token carries content.
         exempt: ids of tokens to which the limits do not apply (`Coarse.exempt`).
     """
-    numbers, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
-    mass, is_exempt = mass_of(counts), np.isin(np.arange(size), numbers[exempt])
-    bits, share = bits_and_shares(numbers, mass, size)
+    symbol_of, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
+    mass, is_exempt = mass_of(counts), np.isin(np.arange(size), symbol_of[exempt])
+    bits, share = bits_and_shares(symbol_of, mass, size)
     unmet = ~is_exempt & scheme.limits.broken(bits, share)
-    commonest = np.zeros(len(numbers), np.bool_)
-    order = np.lexsort((np.arange(len(numbers)), -mass, numbers))
-    commonest[order[np.unique(numbers[order], return_index=True)[1]]] = True
-    running, responses = np.bincount(numbers, sent, size), responses_in(scheme)
-    read_mass = read_by_name(numbers, mass, commonest, responses)
+    commonest = np.zeros(len(symbol_of), np.bool_)
+    order = np.lexsort((np.arange(len(symbol_of)), -mass, symbol_of))
+    commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
+    occurrences, responses = np.bincount(symbol_of, sent, size), responses_in(scheme)
+    read_mass = read_by_name(symbol_of, mass, commonest, responses)
     return SymbolRate(
         ids=size,
         most_bits=most_bits(size, responses),
-        bits=bits_in(running, responses),
+        bits=bits_in(occurrences, responses),
         running=_share(sent, read_mass),
         content=_share(np.where(content, sent, 0), read_mass),
         symbols=int((~is_exempt).sum()),
         alone=int(is_exempt.sum()),
-        alone_running=_share(running, is_exempt),
+        alone_running=_share(occurrences, is_exempt),
         unmet=int(unmet.sum()),
-        unmet_running=_share(running, unmet),
+        unmet_running=_share(occurrences, unmet),
         epsilon=scheme.epsilon or 0.0,
         kept=1.0 if responses is None else responses.kept,
     )
 
 
 def read_by_name(
-    numbers: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
+    symbol_of: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
     responses: RandomisedResponse | None,
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns (n,) for each token the share of its occurrences that naming the likeliest token of each sent id reads.
 
     Args:
-        numbers: (n,) the symbol of each token.
+        symbol_of: (n,) the symbol of each token.
         mass: (n,) the share of each token by its count.
         commonest: (n,) whether each token is the most common one of its symbol.
         responses: the exchange of ids. None: they are sent unchanged.
     """
-    result = commonest.astype(np.float64)
+    read_shares = commonest.astype(np.float64)
     if responses is None or len(responses.values) < 2:
-        return result
-    at = np.flatnonzero(commonest & np.isin(numbers, responses.values))
-    top = at[mass[at].argmax()]  # of all exchanged symbols: it is sent as any of them
+        return read_shares
+    commonest_ids = np.flatnonzero(commonest & np.isin(symbol_of, responses.values))
+    top = commonest_ids[mass[commonest_ids].argmax()]  # of all exchanged symbols: it is sent as any of them
     exchanged = (1 - responses.kept) / (len(responses.values) - 1)
-    is_exchanged = mass[top] * exchanged > mass[at] * responses.kept
-    result[at] = np.where(is_exchanged, 0.0, responses.kept)
-    result[top] = responses.kept + exchanged * is_exchanged.sum()
-    return result
+    is_exchanged = mass[top] * exchanged > mass[commonest_ids] * responses.kept
+    read_shares[commonest_ids] = np.where(is_exchanged, 0.0, responses.kept)
+    read_shares[top] = responses.kept + exchanged * is_exchanged.sum()
+    return read_shares
 
 
 def responses_in(scheme: Coarse) -> RandomisedResponse | None:

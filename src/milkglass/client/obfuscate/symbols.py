@@ -45,10 +45,10 @@ FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary i
 PROGRESS_STEPS = 1000
 
 
-def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
+def token_vectors(base: Checkpoint, source: Vectors, stage: Stage = no_stage) -> Floats:
     """Returns (n, d) in fp32. They are public: no data of the client are read."""
     table = architecture_of(base).table
-    if kind == "table":
+    if source == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
     prefix, suffix = special_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
@@ -65,12 +65,12 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
         return encoded(torch.arange(size))
     digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, prefix, suffix])
     blocks = torch.arange(size).split(FILE_TOKENS)
-    result = np.empty((0, 0), np.float32)
+    all_vectors = np.empty((0, 0), np.float32)
     for number, ids in enumerate(blocks):
         vectors = _cached_vectors(f"{digest}-{number}", ids, encoded, progress)
-        result = result if number else np.empty((size, vectors.shape[1]), np.float32)
-        result[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
-    return result
+        all_vectors = all_vectors if number else np.empty((size, vectors.shape[1]), np.float32)
+        all_vectors[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
+    return all_vectors
 
 
 def _cached_vectors(
@@ -104,17 +104,17 @@ class CountedTexts:
     """
 
     task: TaskTexts | None
-    own: NDArray[np.int64]
-    public: NDArray[np.int64] | None
+    own_counts: NDArray[np.int64]
+    public_counts: NDArray[np.int64] | None
     special: NDArray[np.int64]
 
     @property
     def counts(self) -> NDArray[np.int64]:
         """Returns (n,) the occurrences that decide which tokens are common."""
-        return self.own if self.public is None else self.public
+        return self.own_counts if self.public_counts is None else self.public_counts
 
 
-def counted(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
+def count_texts(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
     """Reads the client's rows, and public text of any kind.
 
     Raises:
@@ -148,27 +148,31 @@ def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Sourc
     return counts
 
 
-def counted_corpus(
+def count_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
     """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.unscrambling.encode(texts, pairs, truncate=True).ids)
-    numbers, scores = np.array(labels, np.float64), any(isinstance(label, float) for label in labels)
-    if scores:
-        scale = Scale.of(numbers.tolist())
-        numbers = (numbers - scale.mean) / scale.spread
+    label_numbers, are_scores = np.array(labels, np.float64), any(isinstance(label, float) for label in labels)
+    if are_scores:
+        scale = Scale.of(label_numbers.tolist())
+        label_numbers = (label_numbers - scale.mean) / scale.spread
     special = reserved_ids(base, len(codec.sigma))
     counts = ids.counts(len(codec.sigma))
     counts[special] = 0
-    return CountedTexts(TaskTexts(ids, numbers, 0 if scores else int(numbers.max()) + 1), counts, None, special)
+    return CountedTexts(
+        TaskTexts(ids, label_numbers, 0 if are_scores else int(label_numbers.max()) + 1), counts, None, special
+    )
 
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
     if scale is not None:
         return TaskTexts(texts, np.array([scale.sent(float(str(example.label))) for example in examples]), 0)
-    numbers = {name: number for number, name in enumerate(names)}
-    return TaskTexts(texts, np.array([numbers[str(example.label)] for example in examples], np.float64), len(names))
+    number_of_label = {name: number for number, name in enumerate(names)}
+    return TaskTexts(
+        texts, np.array([number_of_label[str(example.label)] for example in examples], np.float64), len(names)
+    )
 
 
 def coarse_key(
@@ -186,7 +190,7 @@ def coarse_key(
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
 
-    return new_key(base, ref, mapped(base, scheme, texts, draws, stage), digest, root)
+    return new_key(base, ref, find_map(base, scheme, texts, draws, stage), digest, root)
 
 
 def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
@@ -197,11 +201,11 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
     return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
 
 
-def mapped(
+def find_map(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
     """Returns the scheme with a map. `draws` returns a stream of the key for each label."""
-    weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
+    weights = np.ones(len(texts.own_counts)) if texts.public_counts is None else mass_of(texts.public_counts)
     evidence = Evidence(
         counts=texts.counts,
         weights=weights.astype(np.float32),

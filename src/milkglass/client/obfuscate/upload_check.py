@@ -14,7 +14,7 @@ from typing import Any, final
 
 from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
-from milkglass.client.model_config import LABELS, NAMES, WORD, tells
+from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
 
@@ -135,18 +135,18 @@ def _places(folder: Path) -> dict[str, set[str] | None]:
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
     """Requires a file whose header has tensors of the model and nothing else. No tensor is read."""
-    result = read_header(file)
+    header = read_header(file)
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
         raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
-    if unknown := layout.unknown_tensor_names(result):
+    if unknown := layout.unknown_tensor_names(header):
         raise UsageError(
             f"{file.name} holds {len(unknown)} tensors of names that no supported model has, the first is "
             f"{unknown[0]!r}",
             hint,
         )
-    if tensors is not None and set(result) != tensors:
-        tensor = min(set(result) ^ tensors)
+    if tensors is not None and set(header) != tensors:
+        tensor = min(set(header) ^ tensors)
         raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {tensor!r}", hint)
 
 
@@ -160,14 +160,14 @@ def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in config.items():
+    for name, entry in config.items():
         if name in NAMES or name in LABELS:
-            if value and not (name in LABELS and _is_numbered(name, value)):
+            if entry and not (name in LABELS and _is_numbered(name, entry)):
                 yield name
-        elif tells(name, value):
+        elif has_private_words(name, entry):
             yield name
-        elif isinstance(value, Mapping):
-            yield from _config_telling(value)
+        elif isinstance(entry, Mapping):
+            yield from _config_telling(entry)
 
 
 def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
@@ -184,10 +184,10 @@ def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
 TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
 
 
-def _is_numbered(name: str, value: Any) -> bool:
-    if not isinstance(value, Mapping):
+def _is_numbered(name: str, labels: Any) -> bool:
+    if not isinstance(labels, Mapping):
         return False
-    numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
+    numbers, texts = (labels, labels.values()) if name == "id2label" else (labels.values(), labels)
     return all(str(number).isdecimal() for number in numbers) and all(
         NUMBERED_LABEL.fullmatch(str(text)) for text in texts
     )
@@ -197,9 +197,9 @@ def json_file(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise UsageError(f"{path.name} is not JSON", "make the folder again with `milkglass obfuscate`") from error
-    if not isinstance(value, dict):
+    if not isinstance(document, dict):
         raise UsageError(f"{path.name} is not a JSON object", "make the folder again with `milkglass obfuscate`")
-    return value
+    return document

@@ -37,12 +37,12 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
 
     Anything unexpected is a failure: it could be something that must not leave.
     """
-    delta = (out / DELTA_CONFIG).is_file()
-    tensors = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
-    result = replacements(base, architecture_of(base), key, stage)
+    is_delta = (out / DELTA_CONFIG).is_file()
+    tensors = read_header(out / DELTA_WEIGHTS) if is_delta else Checkpoint.open(out).tensors
+    replacement = replacements(base, architecture_of(base), key, stage)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
-    base, replaced = result.base, result.tensors
-    unchanged = set() if delta else set(base.tensors) - set(replaced)
+    base, replaced = replacement.base, replacement.tensors
+    unchanged = set() if is_delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *unchanged))
     advance = stage("compare", total)
     differing = [
@@ -57,12 +57,12 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
         _check("tensors", unexpected, f"{len(tensors)}, none missing, none more"),
         _check(
             "configs",
-            _wrong_configs(out, expected, None if delta else index_of(base)),
+            _wrong_configs(out, expected, None if is_delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
-        _check("files", [*_strays(base, out, delta), *noted], "none but the model's, no notes in them"),
+        _check("files", [*_strays(base, out, is_delta), *noted], "none but the model's, no notes in them"),
     ]
-    if delta:
+    if is_delta:
         other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
         checks.append(_check("base model", other, "the key's"))
     return checks
@@ -79,8 +79,8 @@ def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None)
         MARKER: MARKER_CONTENT,
         INDEX: index,
     }
-    result = {name: read_json(out / name) if (out / name).is_file() else None for name in documents}
-    return [name for name, value in documents.items() if result[name] != value]
+    found_documents = {name: read_json(out / name) if (out / name).is_file() else None for name in documents}
+    return [name for name, value in documents.items() if found_documents[name] != value]
 
 
 def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
@@ -108,8 +108,8 @@ def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress)
         for start in range(0, old.shape[0], step):
             block = source.block(start, min(start + step, old.shape[0]))
             raw = file.read(block.nbytes)
-            result = torch.frombuffer(bytearray(raw), dtype=block.dtype).reshape(block.shape)
-            parts = zip(result.split(ROWS_AT_A_TIME), block.split(ROWS_AT_A_TIME), strict=True)
+            written_block = torch.frombuffer(bytearray(raw), dtype=block.dtype).reshape(block.shape)
+            parts = zip(written_block.split(ROWS_AT_A_TIME), block.split(ROWS_AT_A_TIME), strict=True)
             if not all(torch.allclose(a.float(), b.float(), rtol=ROUNDING[old.dtype], atol=1e-6) for a, b in parts):
                 return False
             advance(block.nbytes)

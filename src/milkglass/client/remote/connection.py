@@ -69,10 +69,10 @@ class Sockets:
                 self.shut()
 
     def shut(self) -> None:
-        for one in list(self._open):
+        for open_socket in list(self._open):
             with contextlib.suppress(OSError):  # closed already
                 # Not SSLSocket.shutdown, which drops the TLS state that a thread still reads with
-                socket.socket.shutdown(one, socket.SHUT_RDWR)
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
     def give_up(self) -> None:
         """Shuts all sockets, and any that is opened from now on. Another thread may be using them."""
@@ -150,8 +150,8 @@ def server_events(stream: ServerEvents, max_silence: float | None = None) -> Ite
             cannot be sent back in a header.
     """
     max_silence = stream.silence if max_silence is None else max_silence
-    number: str | None = None
-    kind, data, size, comments = "message", list[str](), 0, 0
+    event_id: str | None = None
+    event_type, data_lines, size, comments = "message", list[str](), 0, 0
     stream.watch.extend(max_silence)
     for line in _lines_of(stream.answer):
         size += len(line) + 1
@@ -161,23 +161,23 @@ def server_events(stream: ServerEvents, max_silence: float | None = None) -> Ite
         if comments > MAX_COMMENTS:
             raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments before an event", HINT)
         if not line:
-            if data:
+            if data_lines:
                 stream.watch.pause()
-                yield number, kind, "\n".join(data)
+                yield event_id, event_type, "\n".join(data_lines)
                 stream.watch.extend(max_silence)
                 size = comments = 0
-            kind, data = "message", []
+            event_type, data_lines = "message", []
             continue
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            kind = value
-        elif name == "id":
-            if not EVENT_ID.fullmatch(value):
+        field_name, _, field = line.partition(":")
+        field = field.removeprefix(" ")
+        if field_name == "data":
+            data_lines.append(field)
+        elif field_name == "event":
+            event_type = field
+        elif field_name == "id":
+            if not EVENT_ID.fullmatch(field):
                 raise RemoteError("an event of the answer has no proper id", HINT)
-            number = value
+            event_id = field
 
 
 def _lines_of(answer: httpx2.Response) -> Iterator[str]:
@@ -311,17 +311,17 @@ class Connection:
             raise self._unreachable(error) from error
 
     @contextmanager
-    def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
-        """Raises `kind` if the exchange was cut, even if it seems to have succeeded: half an answer can look whole."""
+    def _within(self, seconds: float, error_type: type[RemoteError]) -> Iterator[Watch]:
+        """Raises `error_type` if the exchange was cut, even if it seems to have succeeded: half can look whole."""
         with watched(self._sockets, seconds) as watch:
             try:
                 yield watch
             except (httpx2.TransportError, RemoteError) as error:
                 if watch.expired:
-                    raise _overdue(watch, kind) from error
+                    raise _overdue(watch, error_type) from error
                 raise
             if watch.expired:
-                raise _overdue(watch, kind)
+                raise _overdue(watch, error_type)
 
     @contextmanager
     def _ask(
@@ -358,8 +358,8 @@ class Connection:
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
 
 
-def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
-    return kind(
+def _overdue(watch: Watch, error_type: type[RemoteError]) -> RemoteError:
+    return error_type(
         f"the answer was cut off: what was waited for did not come within {watch.seconds:.0f} s",
         "try again; if it goes on like this, don't trust the server",
     )
@@ -414,15 +414,15 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """Returns the message and hint of an error answer as one of our errors, with the HTTP status."""
-    info = strict_json.error_in(_read(answer, MAX_ERROR))
-    texts = (info.get(name) for name in ("message", "hint"))
+    error_fields = strict_json.error_in(_read(answer, MAX_ERROR))
+    texts = (error_fields.get(name) for name in ("message", "hint"))
     message, hint = (text if isinstance(text, str) else "" for text in texts)
-    kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
-    if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
+    error_type = Unauthorized if answer.status_code in (401, 403) else RemoteError
+    if error_type is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
         if answer.status_code == 401:
             message = "the token is wrong" if "Authorization" in answer.request.headers else "no token was given"
-    error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
+    error = error_type(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
     error.status = answer.status_code
     return error
 

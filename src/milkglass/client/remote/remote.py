@@ -22,7 +22,14 @@ from milkglass.client.obfuscate.upload_check import Outgoing
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
-from milkglass.client.remote.responses import Prediction, delta, in_order, read_prediction, response_id, token_ids
+from milkglass.client.remote.responses import (
+    Prediction,
+    completion_ids,
+    in_order,
+    read_prediction,
+    response_id,
+    token_ids,
+)
 from milkglass.client.remote.transfer import fetch, file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
@@ -227,24 +234,26 @@ class Remote(AbstractContextManager["Remote"]):
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        created = responses.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
+        created = responses.read_job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
         response_id(created)
         return created
 
     def job(self, job: str) -> dict[str, Any]:
-        return responses.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
+        return responses.read_job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
 
     def jobs(self) -> list[dict[str, Any]]:
         """Returns the jobs, the newest first."""
-        return [responses.job(record) for record in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
+        return [
+            responses.read_job(record) for record in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))
+        ]
 
     def cancel(self, job: str) -> dict[str, Any]:
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
-        return responses.job(self.connection.json("POST", route, retry=True))
+        return responses.read_job(self.connection.json("POST", route, retry=True))
 
     def resume(self, job: str) -> dict[str, Any]:
         """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
-        return responses.job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
+        return responses.read_job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
@@ -281,7 +290,7 @@ class Remote(AbstractContextManager["Remote"]):
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
         with self.connection.stream("GET", route, headers=headers) as stream:
             for number, kind, data in server_events(stream, JOB_QUIET):
-                yield number, kind, {} if kind == "done" else responses.event(data)
+                yield number, kind, {} if kind == "done" else responses.read_event(data)
 
     def result(self, job: str) -> dict[str, Any]:
         """Returns the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
@@ -321,10 +330,10 @@ class Remote(AbstractContextManager["Remote"]):
         }
         tokens_left, empty = sampling.max_tokens, 0
         with self.connection.stream("POST", "/v1/completions", body) as stream:
-            for _, _, data in server_events(stream):
-                if data.strip() == "[DONE]":
+            for _, _, event_data in server_events(stream):
+                if event_data.strip() == "[DONE]":
                     return
-                new_ids = delta(data)[:tokens_left]
+                new_ids = completion_ids(event_data)[:tokens_left]
                 if new_ids:
                     yield new_ids
                 tokens_left, empty = tokens_left - len(new_ids), empty + (not new_ids)

@@ -89,47 +89,47 @@ _PROGRESS = RecordShape(
 _EVENT = RecordShape("an event", ("message",))
 
 
-def job(record: Any) -> dict[str, Any]:
+def read_job(record: Any) -> dict[str, Any]:
     """Reads a job. `progress` and `metrics` become objects, and `error` becomes null or {"message": text}."""
-    result = _JOB.read(record)
-    error = result.get("error")
+    fields = _JOB.read(record)
+    error = fields.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     if message is not None and not isinstance(message, str):
         raise RemoteError("the error of a job of the answer is not a text", HINT)
     return {
-        **result,
+        **fields,
         "error": None if error is None else error if isinstance(error, dict) else {"message": message},
-        "progress": _PROGRESS.read(result.get("progress") or {}),
-        "metrics": _PROGRESS.read(result.get("metrics") or {}),
+        "progress": _PROGRESS.read(fields.get("progress") or {}),
+        "metrics": _PROGRESS.read(fields.get("metrics") or {}),
     }
 
 
-def event(data: str) -> dict[str, Any]:
+def read_event(event_data: str) -> dict[str, Any]:
     """Reads one event of a job: {"message": text, "data": {...}, ...}."""
-    result = _EVENT.read(document(data, "an event of the job"))
-    return {**result, "message": result.get("message") or "", "data": _PROGRESS.read(result.get("data") or {})}
+    fields = _EVENT.read(document(event_data, "an event of the job"))
+    return {**fields, "message": fields.get("message") or "", "data": _PROGRESS.read(fields.get("data") or {})}
 
 
 def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
-    result = answer.get(name)
-    if not isinstance(result, list) or len(result) > MAX_ROWS or not all(isinstance(row, dict) for row in result):
+    records = answer.get(name)
+    if not isinstance(records, list) or len(records) > MAX_ROWS or not all(isinstance(row, dict) for row in records):
         raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", HINT)
-    return result
+    return records
 
 
 def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
     """Returns an id of the server that can be part of an address."""
-    value = answer.get(name)
-    if not isinstance(value, str) or not is_plain(value):
+    identifier = answer.get(name)
+    if not isinstance(identifier, str) or not is_plain(identifier):
         raise RemoteError(f"the answer has no proper {name}", HINT)
-    return value
+    return identifier
 
 
 def response_number(answer: Mapping[str, Any], name: str) -> int:
-    value = answer.get(name)
-    if not is_count(value):
+    count = answer.get(name)
+    if not is_count(count):
         raise RemoteError(f"the answer has no proper number of {name}", HINT)
-    return value
+    return count
 
 
 def in_order(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -170,13 +170,13 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
     return Prediction(number, tuple(float(probability) for probability in probabilities))
 
 
-def delta(data: str) -> list[int]:
+def completion_ids(event_data: str) -> list[int]:
     """Returns the token ids of one event of a completion."""
-    value = document(data, "an event of the answer")
-    error = value.get("error")
+    completion = document(event_data, "an event of the answer")
+    error = completion.get("error")
     if isinstance(error, dict):
         raise RemoteError(f"the server stopped: {error.get('message') or 'no reason given'}", "try again")
-    choices = rows(value, "choices")
+    choices = rows(completion, "choices")
     return token_ids(choices[0]) if choices else []
 
 
@@ -190,26 +190,26 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------
-def fits(info: Mapping[str, Any], key: Key) -> bool | None:
+def is_made_with(description: Mapping[str, Any], key: Key) -> bool | None:
     """Returns whether a server's model was made with the key. None: its config has no key identifier."""
-    identifier = info.get("key_id")
+    identifier = description.get("key_id")
     return None if identifier is None else identifier == key.identifier
 
 
-def require_key(info: Mapping[str, Any], key: Key, model: str) -> str | None:
+def require_key(description: Mapping[str, Any], key: Key, model: str) -> str | None:
     """Refuses a model that was not made with a key. Returns a warning that says what could not be checked, or None.
 
     Raises:
         KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
     """
-    same_key = fits(info, key)
+    same_key = is_made_with(description, key)
     if same_key:
         return None
     if same_key is False:
         raise _other(f"{model} was scrambled with another key than this one")
-    size, kind = response_number(info, "vocab_size"), info.get("kind")
-    if size != len(key.sigma):
-        raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
+    vocab_size, kind = response_number(description, "vocab_size"), description.get("kind")
+    if vocab_size != len(key.sigma):
+        raise _other(f"{model} has {vocab_size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:
         noun = "an encoder" if key.info.kind == "encoder" else "a decoder"
         raise _other(f"{model} is not {noun}, as the key's model is")

@@ -31,16 +31,16 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         containers = text.count("{") + text.count("[")
         if containers > MAX_CONTAINERS:
             raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
-        value = _READER.decode(text)
+        parsed = _READER.decode(text)
     except _OutOfRange:
         raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
     if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
-        return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
-    return _clean(value, 0, noun)
+        return parsed  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
+    return _clean(parsed, 0, noun)
 
 
 def error_in(body: bytes) -> dict[str, Any]:
@@ -57,32 +57,32 @@ class _OutOfRange(Exception):
 
 
 def _whole(digits: str) -> int:
-    value = int(digits) if len(digits) <= 20 else TOO_LARGE
-    if abs(value) >= TOO_LARGE:
+    number = int(digits) if len(digits) <= 20 else TOO_LARGE
+    if abs(number) >= TOO_LARGE:
         raise _OutOfRange
-    return value
+    return number
 
 
 def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
+    number = float(digits)
+    if not math.isfinite(number):
         raise _OutOfRange
-    return value
+    return number
 
 
 _READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
 
 
-def _clean(value: Any, depth: int, noun: str) -> Any:
+def _clean(parsed: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
-    if isinstance(value, str):
-        return one_line(value, MAX_STRING_SHOWN)
-    if isinstance(value, list):
-        return [item if isinstance(item, int | float) else _clean(item, depth + 1, noun) for item in value]
-    if isinstance(value, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _clean(item, depth + 1, noun) for name, item in value.items()}
-    return value
+    if isinstance(parsed, str):
+        return one_line(parsed, MAX_STRING_SHOWN)
+    if isinstance(parsed, list):
+        return [element if isinstance(element, int | float) else _clean(element, depth + 1, noun) for element in parsed]
+    if isinstance(parsed, dict):
+        return {one_line(name, MAX_STRING_SHOWN): _clean(element, depth + 1, noun) for name, element in parsed.items()}
+    return parsed
 
 
 REPLACEMENT = "\ufffd"  # replaces a removed character

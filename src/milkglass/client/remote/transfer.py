@@ -148,13 +148,13 @@ def download(connection: Connection, route: str, target: Path, size: int, progre
         Unreachable: it sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
     for attempt in range(connection.retry.attempts):
-        have = target.stat().st_size if target.exists() else 0
-        if have > size:
+        received = target.stat().st_size if target.exists() else 0
+        if received > size:
             target.unlink()
-            have = 0
-        if have < size:
+            received = 0
+        if received < size:
             try:
-                _download_rest(connection, route, target, have, size, progress)
+                _download_rest(connection, route, target, received, size, progress)
             except Unreachable:
                 if attempt == connection.retry.attempts - 1:
                     raise
@@ -175,25 +175,27 @@ def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> 
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
 
 
-def _download_rest(connection: Connection, route: str, target: Path, have: int, size: int, progress: Progress) -> None:
-    headers = {"Range": f"bytes={have}-"} if have else {}
+def _download_rest(
+    connection: Connection, route: str, target: Path, received: int, size: int, progress: Progress
+) -> None:
+    headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
-        if have and stream.answer.status_code != 206:  # it sends everything anew
+        if received and stream.answer.status_code != 206:  # it sends everything anew
             target.unlink()
-            progress(-have)
-            have = 0
+            progress(-received)
+            received = 0
         stream.watch.extend(STEADY_SECONDS)
-        due = have + STEADY_BYTES
+        due = received + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
-                have += len(chunk)
-                if have > size:
+                received += len(chunk)
+                if received > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 progress(len(chunk))
-                if have >= due:
+                if received >= due:
                     stream.watch.extend(STEADY_SECONDS)
-                    due = have + STEADY_BYTES
+                    due = received + STEADY_BYTES
 
 
 # --- the note of an unfinished upload ---------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ class OfferedFile:
     sha256: str | None
 
 
-def promised(entry: Mapping[str, Any]) -> OfferedFile:
+def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
     """Returns the file that a server offers. Raises RemoteError for a file that no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
     if (
@@ -246,9 +248,9 @@ def promised(entry: Mapping[str, Any]) -> OfferedFile:
     return OfferedFile(name, size, digest)
 
 
-def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
+def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
     """Returns the files of one model by name. Raises RemoteError if the list is invalid or has no config.json."""
-    files = sorted((promised(entry) for entry in rows(answer)), key=lambda file: file.name)
+    files = sorted((read_offered_file(entry) for entry in rows(answer)), key=lambda file: file.name)
     names = {file.name for file in files}
     if len(names) < len(files) or len(files) > MAX_FILES:
         raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
@@ -285,7 +287,7 @@ def fetch(connection: Connection, route: str, model: str, out: Path, stage: Stag
 
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
-    files = promised_model(connection.json("GET", route))
+    files = read_offered_files(connection.json("GET", route))
     require_plausible(files, largest)
     description = [[file.name, file.bytes, file.sha256] for file in files]
     bound = hashlib.sha256(json.dumps([connection.url, model, description]).encode())

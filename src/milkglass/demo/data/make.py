@@ -31,11 +31,11 @@ WHICH = "Which desk takes this?"
 
 def situations() -> dict[str, list[dict[str, str]]]:
     """Returns the situations by label, each with a "message"."""
-    result: dict[str, list[dict[str, str]]] = {}
+    by_label: dict[str, list[dict[str, str]]] = {}
     for line in (HERE / "situations.jsonl").read_text("utf-8").splitlines():
-        one = json.loads(line)
-        result.setdefault(one["label"], []).append(one)
-    return result
+        situation = json.loads(line)
+        by_label.setdefault(situation["label"], []).append(situation)
+    return by_label
 
 
 def slots(rng: random.Random) -> dict[str, str]:
@@ -108,7 +108,7 @@ def replies(rows: list[dict[str, str]], count: int, rng: random.Random) -> Itera
 
     A small model learns this one task in a minute or two. In that time it does not learn what is urgent.
     """
-    for row in rng.sample([one for one in rows if one["label"] in DESK], count):
+    for row in rng.sample([row for row in rows if row["label"] in DESK], count):
         yield {"instruction": WHICH, "input": row["text"], "output": DESK[row["label"]]}
 
 

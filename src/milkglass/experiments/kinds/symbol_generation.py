@@ -29,7 +29,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.symbols import CountedTexts, mapped
+from milkglass.client.obfuscate.symbols import CountedTexts, find_map
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
@@ -92,7 +92,7 @@ class SymbolGeneration(GeneratorTuning):
         if scheme is None:
             return super().key(base, digest, parameters, run)
         secret = secret_of(self.seed)
-        with_map = mapped(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
+        with_map = find_map(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
         return new_key(base, self.model, with_map, digest, secret)
 
     def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:

@@ -120,12 +120,14 @@ def short_id(key: str) -> str:
 
 def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message of a chat with short ids of calls."""
-    result = dict(message)
-    if "tool_call_id" in result:
-        result["tool_call_id"] = short_id(result["tool_call_id"])
-    if "tool_calls" in result:
-        result["tool_calls"] = [{**tool_call, "id": short_id(tool_call["id"])} for tool_call in result["tool_calls"]]
-    return result
+    shortened = dict(message)
+    if "tool_call_id" in shortened:
+        shortened["tool_call_id"] = short_id(shortened["tool_call_id"])
+    if "tool_calls" in shortened:
+        shortened["tool_calls"] = [
+            {**tool_call, "id": short_id(tool_call["id"])} for tool_call in shortened["tool_calls"]
+        ]
+    return shortened
 
 
 def _no_number(name: str) -> NoReturn:
@@ -203,7 +205,7 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
     elif function:  # {"function": NAME, "arguments": ...}
         members.setdefault("name", function)
     arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
-    nonempty = [one for one in arguments_written if not _is_empty(one)]
+    nonempty = [written for written in arguments_written if not _is_empty(written)]
     if "name" not in members or (bare and "description" in members) or len(nonempty) > 1:
         return None
     if not nonempty and not {*members} <= ABOUT_CALLS:
@@ -217,21 +219,21 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
 
 def _is_empty(text: str) -> bool:
     """Returns whether a JSON text is null or empty."""
-    value = DECODER.decode(text)
-    return value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
+    decoded = DECODER.decode(text)
+    return decoded is None or decoded in ([], {}) or (isinstance(decoded, str) and not decoded.strip())
 
 
 def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
-    text, value, escapes = (*_value(text), 0) if text else ("", None, 0)
-    if isinstance(value, str):
-        escapes, text = letter_escapes(value), value.strip()
-        value = DECODER.decode(text) if text else None
-    if value is None and not tools[name]:
-        text, value = "{}", {}
-    return ToolCall(name, _write_arguments(text, value), escapes) if isinstance(value, dict) else None
+    text, arguments, escapes = (*_value(text), 0) if text else ("", None, 0)
+    if isinstance(arguments, str):
+        escapes, text = letter_escapes(arguments), arguments.strip()
+        arguments = DECODER.decode(text) if text else None
+    if arguments is None and not tools[name]:
+        text, arguments = "{}", {}
+    return ToolCall(name, _write_arguments(text, arguments), escapes) if isinstance(arguments, dict) else None
 
 
 def letter_escapes(text: str) -> int:

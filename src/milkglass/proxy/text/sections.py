@@ -74,17 +74,17 @@ class StopStrings:
     """Text that arrives in pieces, up to the first of several stop strings, none of them empty."""
 
     stops: Sequence[str]
-    found: bool = False
+    stopped: bool = False
     _held: str = ""
 
     def push(self, text: str) -> str:
         """Adds text, and returns what became certain."""
-        if self.found or not self.stops:
-            return "" if self.found else text
+        if self.stopped or not self.stops:
+            return "" if self.stopped else text
         self._held += text
         stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if stop_starts:
-            self.found = True
+            self.stopped = True
             shown, self._held = self._held[: min(stop_starts)], ""
             return shown
         keep = max(unfinished(self._held, stop) for stop in self.stops)
@@ -142,7 +142,7 @@ class Sections:
     called: bool = False
     _held: str = field(default="", repr=False)
     _white: str = ""  # white space that is held back
-    _said: bool = False  # whether there was content since the beginning or the last call
+    _has_content: bool = False  # whether there was content since the beginning or the last call
     _begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _Json | None = None
     _text: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
@@ -180,9 +180,9 @@ class Sections:
 
     # --- reasoning ----------------------------------------------------------------------------------------------------
     def _reasoning(self, final: bool) -> Part | None:
-        at = self._held.find(THOUGHT)
-        if at >= 0:
-            thought, self._held = self._held[:at], self._held[at + len(THOUGHT) :]
+        end = self._held.find(THOUGHT)
+        if end >= 0:
+            thought, self._held = self._held[:end], self._held[end + len(THOUGHT) :]
             self.kind = "content"
             return Part("reasoning", thought)
         cut_at = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
@@ -227,13 +227,13 @@ class Sections:
     def _take_text(self, size: int) -> Part:
         """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
         shown, self._held = self._held[:size], self._held[size:]
-        if self.format is not None and not self._said:
+        if self.format is not None and not self._has_content:
             shown, self._white = self._white + shown, ""
             if shown.isspace():
                 self._white = shown
                 return NOTHING
         if shown and not shown.isspace():
-            self._said = self._begun = True
+            self._has_content = self._begun = True
         return Part("content", shown)
 
     def _other_json(self, span: JsonSpan, final: bool) -> Part | None:
@@ -261,7 +261,7 @@ class Sections:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
         escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)
         self._held = self._held[end:]
-        self._white, self._said, self._begun, self.called = "", False, True, True
+        self._white, self._has_content, self._begun, self.called = "", False, True, True
         self._after, self._open = json, True
         return Part("call", calls=calls, escapes=escapes)
 

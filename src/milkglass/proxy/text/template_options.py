@@ -31,7 +31,7 @@ def template_options(requested: Mapping[str, Any], variables: frozenset[str], re
 
 @dataclass
 class _TemplateOptions:
-    known: frozenset[str]
+    readable: frozenset[str]
     reasons: bool
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -39,47 +39,47 @@ class _TemplateOptions:
         if self.options.setdefault(name, value) != value:
             raise UsageError(f"the request asks for two values of {name}", "give one", param=field_path)
 
-    def thinks(self, field_path: str, value: Any) -> None:
+    def thinks(self, field_path: str, switch_value: Any) -> None:
         """Reads a switch of thinking."""
-        if not isinstance(value, bool):
+        if not isinstance(switch_value, bool):
             raise UsageError(f"`{field_path}` is neither true nor false", "give one of them", param=field_path)
-        switch = next((one for one in SWITCHES if one in self.known), None)
+        switch = next((name for name in SWITCHES if name in self.readable), None)
         if switch is not None:
-            self.set(switch, value, field_path)
-        elif value != self.reasons:  # else the model does so anyway
+            self.set(switch, switch_value, field_path)
+        elif switch_value != self.reasons:  # else the model does so anyway
             problem = "thinks always" if self.reasons else "has no marks of thinking"
             raise _refusal(field_path, f"by its chat template the model {problem}")
 
-    def effort(self, field_path: str, value: Any) -> None:
+    def effort(self, field_path: str, effort: Any) -> None:
         """Reads an effort of thinking."""
-        if not isinstance(value, str) or not WORD.fullmatch(value):
+        if not isinstance(effort, str) or not WORD.fullmatch(effort):
             raise UsageError(f"`{field_path}` is not a word", "give one such as low", param=field_path)
-        if EFFORT in self.known:
-            self.set(EFFORT, value, field_path)
-        elif value == "none":
+        if EFFORT in self.readable:
+            self.set(EFFORT, effort, field_path)
+        elif effort == "none":
             self.thinks(field_path, False)
         else:
             raise _refusal(field_path, "the model's chat template does not read an effort")
 
-    def variables(self, field_path: str, value: Any) -> None:
+    def variables(self, field_path: str, options_by_name: Any) -> None:
         """Reads variables of the template by name."""
-        for name, item in _fields(field_path, value).items():
-            if name not in self.known:
-                has = ", ".join(sorted(self.known)) or "none"
+        for name, option in _fields(field_path, options_by_name).items():
+            if name not in self.readable:
+                names = ", ".join(sorted(self.readable)) or "none"
                 shown_name = name if name.isidentifier() and len(name) <= 60 else "a field"
-                reason = f"the model's chat template does not read it; options that it reads: {has}"
+                reason = f"the model's chat template does not read it; options that it reads: {names}"
                 raise _refusal(f"{field_path}.{shown_name}", reason)
-            if not isinstance(item, bool | int | float) and not (isinstance(item, str) and WORD.fullmatch(item)):
+            if not isinstance(option, bool | int | float) and not (isinstance(option, str) and WORD.fullmatch(option)):
                 raise _refusal(f"{field_path}.{name}", "an option is true, false, a number or a word")
-            self.set(name, item, field_path)
+            self.set(name, option, field_path)
 
     def typed(self, field_path: str, value: Any) -> None:
         """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
         fields = _fields(field_path, value)
-        kind = fields.pop("type", None)
-        if kind not in ("enabled", "disabled") or fields:
+        type_name = fields.pop("type", None)
+        if type_name not in ("enabled", "disabled") or fields:
             raise _refusal(field_path, 'give {"type": "enabled"} or {"type": "disabled"} alone')
-        self.thinks(field_path, kind == "enabled")
+        self.thinks(field_path, type_name == "enabled")
 
     def reasoning(self, field_path: str, value: Any) -> None:
         """Reads `{"enabled": false}` and `{"effort": "low"}`, as several services have them."""
@@ -105,10 +105,10 @@ READERS = {
 }
 
 
-def _fields(field_path: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
+def _fields(field_path: str, field: Any) -> dict[str, Any]:
+    if not isinstance(field, Mapping):
         raise UsageError(f"`{field_path}` is not an object", "give its fields by name", param=field_path)
-    return {name: item for name, item in value.items() if item is not None}
+    return {name: item for name, item in field.items() if item is not None}
 
 
 def _refusal(field_path: str, reason: str) -> UsageError:

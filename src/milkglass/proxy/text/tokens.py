@@ -69,11 +69,11 @@ class TokenNames:
             original = int(self.codec.inverse[entry.id])
             chance = chances.get(original)
             chances[original] = entry.logprob if chance is None else float(np.logaddexp(chance, entry.logprob))
-        result = []
+        named_logprobs = []
         for original, logprob in chances.items():
             raw = self.raw(original)
-            result.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
-        return result
+            named_logprobs.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
+        return named_logprobs
 
     def at_place(self, entries: Sequence[IdLogprob]) -> tuple[NamedLogprob, list[NamedLogprob]]:
         """Returns the token that was drawn, and the likeliest ones, from entries in this order."""
@@ -81,15 +81,15 @@ class TokenNames:
 
     def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
         """Returns biases by scrambled id. Raises UsageError for an id that the tokenizer does not have."""
-        is_known = self.codec.known
+        is_known = self.codec.is_token
         if unknown_tokens := [token for token in by_token if token >= len(is_known) or not is_known[token]]:
             raise UsageError(
                 f"logit_bias names id {unknown_tokens[0]}, which the tokenizer does not have", "give its own ids"
             )
         choices = self.codec.choices
-        result: dict[int, float] = {}
+        scrambled_biases: dict[int, float] = {}
         for token, bias in by_token.items():
             start = 0 if choices is None else int(choices.starts[token])
             alias_ids = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
-            result |= {int(number): bias for number in alias_ids or [self.codec.sigma[token]]}
-        return result
+            scrambled_biases |= {int(number): bias for number in alias_ids or [self.codec.sigma[token]]}
+        return scrambled_biases

@@ -18,7 +18,7 @@ from milkglass.rows.sets.classified import TASKS, TOPICS
 from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
 from milkglass.rows.sets.description import Build, Description, Hub, Layout
 
-SETS: dict[str, Description] = {one.name: one for one in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
+SETS: dict[str, Description] = {data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
 
 
 def describe(name: str) -> Description:
@@ -58,12 +58,12 @@ def _locate(description: Description, folder: Path, split: str) -> tuple[Layout,
         raise UsageError(f"{description.name} has no split {split!r}", f"it has: {', '.join(description.splits)}")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "give the folder that has the data set's own files")
-    result = _find_files(description, folder, split)
-    if result is None:
+    located = _find_files(description, folder, split)
+    if located is None:
         raise UsageError(
             f"{folder} has no {split} split of {description.name}", _where_looked(description, folder, split)
         )
-    return result
+    return located
 
 
 def _find_files(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
@@ -80,8 +80,8 @@ def _where_looked(description: Description, folder: Path, split: str) -> str:
     ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
     paths = ", ".join(map(str, description.places(folder)))
     located = {other: _find_files(description, folder, other) for other in description.splits}
-    result = [f"{other} ({' with '.join(one[0].files)})" for other, one in located.items() if one is not None]
-    return f"looked for {ways} in {paths}; there of {description.name}: {', '.join(result) or 'nothing'}"
+    found_splits = [f"{other} ({' with '.join(one[0].files)})" for other, one in located.items() if one is not None]
+    return f"looked for {ways} in {paths}; there of {description.name}: {', '.join(found_splits) or 'nothing'}"
 
 
 def _examples(
@@ -126,8 +126,8 @@ def _hub_rows(hub: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     name = f"{hub.path} on the hub"
     number = 0
     try:
-        result = datasets.load_dataset(hub.path, hub.config, split=hub.splits[split], streaming=True)
-        for row in result:
+        dataset = datasets.load_dataset(hub.path, hub.config, split=hub.splits[split], streaming=True)
+        for row in dataset:
             number += 1
             yield Place(name, number, "row"), dict(row)
     except (OSError, ValueError) as error:  # no network, no such set; a row's own errors are raised elsewhere

@@ -39,31 +39,31 @@ def _number_labels(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
 
 def _task(
     name: str, description: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
-    metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
-    files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
-    flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
-    scores: tuple[float, float] | None = None,
+    metrics: tuple[str, ...] = ("accuracy",), named: bool = False,
+    further_labels: Mapping[str, str] = MappingProxyType({}), files: Mapping[str, tuple[str, ...]] = FILES,
+    header: tuple[str, ...] | None = None, flawed: bool = False, flaws: str = "", hub_columns: tuple[str, ...] = (),
+    hub_splits: Mapping[str, str] = HUB, scores: tuple[float, float] | None = None,
 ) -> Description:  # fmt: skip
     """Returns the description of a task of GLUE.
 
     Args:
         columns: the files' columns: the text, the second text if there is one, the label.
         named: whether the files write labels by name. Otherwise they write numbers, as the hub does.
-        others: further values of the label column.
+        further_labels: further values of the label column.
         files: for each split the names under which it was published.
         header: the columns of files without a header.
         flawed: whether the files have rows that cannot be used.
         hub_columns: the hub's columns, if they differ.
         scores: the least and the largest score of a regression. None: it is a classification.
     """
-    values = {one: one for one in labels} if named else {}
-    values |= _number_labels(labels) | dict(others)
+    name_of_label = {label: label for label in labels} if named else {}
+    name_of_label |= _number_labels(labels) | dict(further_labels)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
-        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed, scores=scores)
+        return LabelledColumn(text, label, name_of_label, pair[0] if pair else None, flawed, scores=scores)
 
-    rows = partial(table, needed=columns, header=header, flawed=flawed)
+    rows = partial(table, required=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return Description(
@@ -98,7 +98,7 @@ TASKS = (
           flawed=True, flaws="rows that a line break tore apart, or with an empty question",
           hub_columns=("question1", "question2", "label")),
     _task("mnli", "does a sentence follow from another?", ("sentence1", "sentence2", "gold_label"), NLI,
-          "OANC and others, see the MultiNLI paper", "MNLI", named=True, others={"-": ""},
+          "OANC and others, see the MultiNLI paper", "MNLI", named=True, further_labels={"-": ""},
           flaws="rows whose annotators did not agree on a label",
           files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
                  "validation_mismatched": ("dev_mismatched.tsv",)},
@@ -116,8 +116,8 @@ def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
     long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), also="description")
     short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
-    read_csv = partial(table, needed=(), delimiter=",", quoted=True, header=("class", "title", "description"))
-    read_tsv = partial(table, needed=(), header=("text", "class"))
+    read_csv = partial(table, required=(), delimiter=",", quoted=True, header=("class", "title", "description"))
+    read_tsv = partial(table, required=(), header=("text", "class"))
     splits = {
         name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
@@ -157,9 +157,9 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
     """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
     sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
     for pair in zip_longest(*sides):
-        for name, result in zip(SIDES, pair, strict=True):
-            if result is not None:
-                yield result[0], {**result[1], "side": name}
+        for name, placed_row in zip(SIDES, pair, strict=True):
+            if placed_row is not None:
+                yield placed_row[0], {**placed_row[1], "side": name}
 
 
 def _rotten() -> Description:

@@ -113,16 +113,16 @@ class LabelledColumn:
         name = self._name(place, str(row.get(self.label)).strip())
         return Example(place.number, "labelled", text, pair, name) if name else None
 
-    def _name(self, place: Place, value: str) -> str:
+    def _name(self, place: Place, cell: str) -> str:
         if self.scores is None:
-            if value not in self.values:
+            if cell not in self.values:
                 names = ", ".join(self.values)
                 raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {names}")
-            return self.values[value]
+            return self.values[cell]
         low, high = self.scores
         with suppress(ValueError):
-            if low <= float(value) <= high:
-                return value
+            if low <= float(cell) <= high:
+                return cell
         raise CodecError(f"{place} has a {self.label} that is not a number from {low:g} to {high:g}", "check the file")
 
 
