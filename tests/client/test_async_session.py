@@ -108,7 +108,7 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
     async def run() -> None:
         async with await AsyncSession.open(key, PASSPHRASE, server.url, TOKEN) as session:
             await (await session.generate("scrambled", tiny.TEXTS[0], Sampling(max_tokens=1))).whole()
-            (entry,) = server.app.state.context.loader._entries.values()
+            (entry,) = server.app.state.context.model_cache._entries.values()
             engine = entry.engine.result()
             server.slow_down(engine)
             begun = [asyncio.Event() for _ in range(3)]

@@ -76,7 +76,7 @@ def test_a_child_sees_the_chosen_gpu_first(
 def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(device.DEVICE, "cpu")
     monkeypatch.setenv("MILKGLASS_PASSPHRASE", "secret")
-    told = worker._environment()
+    told = worker._worker_environment()
     assert told[device.DEVICE] == "cpu"
     assert "MILKGLASS_PASSPHRASE" not in told
 

@@ -98,10 +98,10 @@ def refused_value(error: Exception) -> UsageError | None:
     param, cause = getattr(error, "param", None), error.__cause__
     if param is None or not isinstance(cause, ValidationError):
         return None
-    from milkglass.server.spec import needed
+    from milkglass.server.spec import requirement_of
 
     fault = cause.errors()[0]
-    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
+    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], requirement_of(fault)
     number = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
     shown_value = repr(value) if number else value
     return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {shown_value}, {rule}", "see --help")

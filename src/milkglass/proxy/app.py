@@ -24,7 +24,7 @@ from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, Resp
 from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
 from milkglass.proxy.guard import LocalGuard
 from milkglass.proxy.responses import ResponseExchange
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
@@ -94,7 +94,7 @@ async def _respond(
     answer = await asyncio.to_thread(make) if is_long else make()
     if stream:
         return EventStream(_stream(answer, done_event), lambda: None)
-    document = await first(answer.response(), disconnect(request))
+    document = await unless_gone(answer.response(), disconnect(request))
     return GONE if document is None else JSONResponse(document)
 
 
@@ -105,7 +105,7 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
         async with aclosing(answer.events()) as events:  # type: ignore[type-var]
             async for item in events:
                 number += 1
-                yield event(
+                yield sse_event(
                     json.dumps(item, ensure_ascii=False, separators=(",", ":")), None if done_event else item["type"]
                 )
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
@@ -114,9 +114,9 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
         info = refusals.of_any(error)
         fault = info["error"]
         numbered = {"type": "error", "sequence_number": number, "message": fault["message"], "code": fault["code"]}
-        yield event(info) if done_event else event({**numbered, "param": None, **info}, "error")
+        yield sse_event(info) if done_event else sse_event({**numbered, "param": None, **info}, "error")
     if done_event:
-        yield event("[DONE]")
+        yield sse_event("[DONE]")
 
 
 @router.get("/health")
@@ -165,5 +165,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    found = await first(embed(_backends(request).of(body.model), body), disconnect(request))
+    found = await unless_gone(embed(_backends(request).of(body.model), body), disconnect(request))
     return GONE if found is None else JSONResponse(found)

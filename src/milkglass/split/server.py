@@ -103,7 +103,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == PATH else 0),
-        most_held=HELD_BODIES * max_body,
+        max_held=HELD_BODIES * max_body,
         limits=Limits(),
     )
     return app

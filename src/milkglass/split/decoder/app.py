@@ -82,7 +82,7 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
     def rule(scope: Scope) -> BodyRule:
         return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
 
-    app.add_middleware(Guard, token=token, rule=rule, most_held=16 * MAX_BODY, limits=Limits())
+    app.add_middleware(Guard, token=token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
     return app
 
 

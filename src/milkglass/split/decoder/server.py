@@ -71,7 +71,7 @@ class SplitGenerator(Engine[SplitSequence]):
             sequence.cancelled = True
             self._changed.notify()
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return any(one.due for group in self._groups() for one in running(group))
 
     def step(self) -> None:
@@ -79,8 +79,8 @@ class SplitGenerator(Engine[SplitSequence]):
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
-        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
-        count = self._rows.fitting(waiting)
+        waiting = [one for one in self.take(self._rows.free_rows) if not one.cancelled]
+        count = self._rows.prefill_count(waiting)
         self._reading = waiting[:count]
         self.put_back(waiting[count:])
         if self._reading:
