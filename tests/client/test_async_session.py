@@ -118,7 +118,7 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
                 task.cancel()
             found = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in found), found
-            await asyncio.to_thread(until, lambda: not server.app_tasks() and not engine.active())
+            await asyncio.to_thread(until, lambda: not server.app_tasks() and not engine.is_active())
             assert server.steps < 70, "an answer ran to its end"
             left = await session.generate("scrambled", tiny.TEXTS[0], long)
             async for _ in left:

@@ -43,7 +43,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def drain(engine: Generator) -> None:
     with torch.inference_mode():
-        while engine.active() or engine._waiting:
+        while engine.is_active() or engine._waiting:
             engine.step()
 
 

@@ -232,7 +232,7 @@ def test_a_client_that_goes_away_frees_its_row(folders: dict[str, Path], tmp_pat
         body = {**GREEDY, "prompt": [1], "max_tokens": 127, "stream": stream, "ignore_eos": True}
         server.slow_down(engine)
         server.ask_and_leave("/v1/completions", body)
-        server.wait_until(lambda: not engine.active() and not entry.users)
+        server.wait_until(lambda: not engine.is_active() and not entry.users)
         assert server.steps < 100, "the row ran to its end"
 
 

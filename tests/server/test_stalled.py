@@ -60,7 +60,7 @@ def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, P
         server.slow_down(engine)
         stream(one, "llama", 256, 127)  # 16 turns of 127 steps
         until(lambda: entry.users)
-        until(lambda: not entry.users and not engine.active() and not server.app_tasks(), 60)
+        until(lambda: not entry.users and not engine.is_active() and not server.app_tasks(), 60)
         assert server.steps < 16 * 127
 
 

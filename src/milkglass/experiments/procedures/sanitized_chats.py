@@ -67,7 +67,7 @@ def sample(examples: Sequence[Example], rows: int, seed: int, what: str) -> list
 
 def write(examples: Sequence[Example], out: Path) -> Path:
     files.private_dir(out.parent)
-    files.write(out, "".join(json.dumps(as_row(one)) + "\n" for one in examples))
+    files.write(out, "".join(json.dumps(as_row(example)) + "\n" for example in examples))
     return out
 
 
@@ -129,5 +129,5 @@ class ChatSanitizer:
 
 def counted(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
     """Returns (n,) how often each token occurs in the users' messages, without the instruction."""
-    own = (turn["content"] for one in examples for turn in one.messages if turn["role"] == "user")
+    own = (turn["content"] for example in examples for turn in example.messages if turn["role"] == "user")
     return reader.counts(text.removeprefix(instruction) for text in own)
