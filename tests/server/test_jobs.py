@@ -337,7 +337,7 @@ def test_a_queue_that_cannot_be_read_is_asked_again(
 ) -> None:
     from milkglass.server.jobs.queue import Jobs
 
-    found, asked = Jobs._next, []
+    found, asked = Jobs._next_job, []
 
     def sometimes(self: Jobs) -> Any:
         asked.append(1)
@@ -346,7 +346,7 @@ def test_a_queue_that_cannot_be_read_is_asked_again(
         return found(self)
 
     monkeypatch.setattr("milkglass.server.jobs.queue.RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(Jobs, "_next", sometimes)
+    monkeypatch.setattr(Jobs, "_next_job", sometimes)
     with running(tmp_path / "home") as client:
         assert over(client, create(client, ready(client, folders), SUCCEED))["status"] == "succeeded"
 

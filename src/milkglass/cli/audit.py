@@ -143,7 +143,7 @@ def _audit_key(
     sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
 
     from milkglass.audit.key_audit import identity, note_in_usage
-    from milkglass.audit.key_scene import AuditFiles, build
+    from milkglass.audit.key_scene import AuditFiles, key_scene
     from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
@@ -154,7 +154,7 @@ def _audit_key(
     about = {**identity(opened, texts, server_transcript, rows, seed), **columns.decides()}
 
     def staged(stage: Stage) -> Scene:
-        return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
+        return key_scene(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
     done = attacked(staged, about, out, budget, seed, as_json)
     note_in_usage(opened.path, done[0])
@@ -217,18 +217,18 @@ def attacked(
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
     from milkglass.audit.key_audit import limited_threads, open_scene, run_and_write
-    from milkglass.audit.plan import estimated, planned
+    from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
         scene, work = open_scene(staged, about, out, stage)
-        plan = estimated(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
+        plan = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
-            if finished := work.finished():
+            if finished := work.finished_count():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
             note(announced(plan, budget))
     whole_budget = Budget.parse(budget, time.monotonic)  # it begins now
     with bars(as_json, whole_budget.left) as stage:
-        advance = stage("attack", planned(scene, ATTACKS))
+        advance = stage("attack", planned_count(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
             advance(1)

@@ -95,7 +95,7 @@ def _leakage(
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
     """Attacks the updates of a site, and returns the figures and what was read."""
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
-    from milkglass.audit.updates.attack import leakage, require_names
+    from milkglass.audit.updates.attack import audit_updates, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import gradient_defence_named
@@ -109,7 +109,7 @@ def _leakage(
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), site_texts, opened(folder)[0], source, defence)
-        result, texts_read = leakage(
+        result, texts_read = audit_updates(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
     return result, texts_read

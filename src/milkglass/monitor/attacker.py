@@ -160,11 +160,11 @@ class LiveAttacker:
             attacks = {name: one for name, one in ATTACKS.items() if one.undoes == first}
             played = run(scene, attacks, None, self.running, seed=0)
             candidates = played.candidates
-            for attack in played.played:
+            for attack in played.attacks:
                 if attack.guess is not None and attack.guess.table is not None:
                     self.readings.append(LiveReading(attack.result.title, attack.guess.table[:, 0], attack.result.cut))
             show()
-            if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.played):
+            if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.attacks):
                 break
         return candidates
 
