@@ -16,7 +16,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway
+from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway_epsilon
 from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
@@ -297,5 +297,5 @@ def test_the_epsilon_at_which_half_of_the_words_stay() -> None:
         vectors = np.random.default_rng(n + width).normal(0, scale, (n, width)).astype(np.float32)
         words = WordVectors(tuple(f"w{i}" for i in range(n)), vectors)
         away = cdist(vectors.astype(np.float64), vectors.astype(np.float64))
-        kept = (1 / np.exp(-halfway(words) / 2 * away).sum(1)).mean()
+        kept = (1 / np.exp(-halfway_epsilon(words) / 2 * away).sum(1)).mean()
         assert 0.25 < kept < 0.6

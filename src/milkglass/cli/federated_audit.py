@@ -100,7 +100,7 @@ def _leakage(
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.table import opened
+    from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
@@ -108,7 +108,7 @@ def _leakage(
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
-        audited = AuditedSite(RecordedRun(run, site, folder), site_texts, opened(folder)[0], source, defence)
+        audited = AuditedSite(RecordedRun(run, site, folder), site_texts, open_table(folder)[0], source, defence)
         result, texts_read = audit_updates(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )

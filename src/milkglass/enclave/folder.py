@@ -31,7 +31,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.word_list import english, token_counts
+from milkglass.sanitizers.word_list import english_frequencies, token_counts
 from milkglass.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
     The texts, one a line, stay on this machine.
     """
     if corpus is None:
-        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english())))
+        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english_frequencies())))
     batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True)
     return Sequences.of(batch["input_ids"]).counts(rows)
 
