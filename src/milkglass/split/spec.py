@@ -114,11 +114,12 @@ class OpenRequest(RequestBody):
         return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, ends)
 
 
-def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
+def _checked(info_class: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
     """Returns the entries that a dataclass of plain fields takes, of a server's answer, or raises RemoteError."""
-    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
-    for field in fields(kind):
+    types_by_name: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+    for field in fields(info_class):
         value: Any = raw.get(field.name)
-        if type(value) not in kinds[str(field.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
+        is_number = not isinstance(value, str)
+        if type(value) not in types_by_name[str(field.type)] or (is_number and not 0 <= value <= MAX_NUMBER):
             raise RemoteError(f"the server's answer has no usable {field.name}", hint)
-    return {one.name: raw[one.name] for one in fields(kind)}
+    return {field.name: raw[field.name] for field in fields(info_class)}

@@ -117,7 +117,7 @@ class ChatSanitizer:
         return out
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
-        tokens = prompt.of_chat(tokenizer, messages, limit, self.instruction)
+        tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
         sent = tokens.replaced(self._replaced)
         own = tokens.private
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
