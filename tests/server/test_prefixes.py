@@ -123,7 +123,7 @@ def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatc
     runner = CachingRunner(model, 100 * a_token)
     chats(runner, turns=2, count=3)
     stored = [one for kept in runner.prefixes._rows.values() for pair in kept.layers for one in pair]
-    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.kept.size <= 100 * a_token
+    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.prefixes.size <= 100 * a_token
     assert all(len(ids) * a_token == one.size for ids, one in runner.prefixes._rows.items())
 
 
@@ -142,7 +142,7 @@ def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dic
             client.app.state.context.model_cache.release(entry)  # type: ignore[attr-defined]
             assert isinstance(runner, CachingRunner) == bool(most)
             if most:
-                assert len(runner.kept) == 1 and runner.kept._limit == most // 2  # of two models
+                assert len(runner.prefixes) == 1 and runner.prefixes._limit == most // 2  # of two models
     assert answers[0] == answers[1]
     with pytest.raises(UsageError, match="prefix_cache is -1"):
         settings(tmp_path / "home", prefix_cache=-1)
