@@ -59,9 +59,9 @@ def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "seen", "expected"),
     [
-        ("cuda:1", None, {device.DEVICE: "cuda", device.VISIBLE: "1"}),
-        ("cuda:1", "4,6", {device.DEVICE: "cuda", device.VISIBLE: "6"}),
-        ("cuda", "4,6", {device.DEVICE: "cuda", device.VISIBLE: "4,6"}),
+        ("cuda:1", None, {device.DEVICE: "cuda", device.VISIBLE_GPUS: "1"}),
+        ("cuda:1", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "6"}),
+        ("cuda", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "4,6"}),
         ("cpu", None, {device.DEVICE: "cpu"}),
     ],
 )
@@ -69,8 +69,8 @@ def test_a_child_sees_the_chosen_gpu_first(
     name: str, seen: str | None, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(device.DEVICE, name)
-    given = {device.DEVICE: name, **({} if seen is None else {device.VISIBLE: seen})}
-    assert device.of_child(given) == expected
+    given = {device.DEVICE: name, **({} if seen is None else {device.VISIBLE_GPUS: seen})}
+    assert device.child_variables(given) == expected
 
 
 def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

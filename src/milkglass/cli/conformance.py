@@ -16,10 +16,10 @@ def conformance(
     package: Annotated[str, typer.Argument(help="The package's name, as pip knows it.")], *, as_json: AsJson = False
 ) -> None:
     """Check every attack, scheme, sanitizer, defence, engine and family that an installed PACKAGE adds."""
-    from milkglass.lab.conformance import checked
+    from milkglass.lab.conformance import check_package
 
     results = []
-    for one in checked(package):
+    for one in check_package(package):
         results.append(one)
         if not as_json:
             note(f"{'ok  ' if one.failure is None else 'FAIL'}  {one.group} {one.entry}: {one.check}")

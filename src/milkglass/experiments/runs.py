@@ -176,7 +176,8 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """
     command = [*WORKER, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=device.of_child(environment))
+    variables = device.child_variables(environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
