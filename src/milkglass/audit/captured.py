@@ -249,12 +249,13 @@ class _Captured:
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
         """Returns what somebody knows who ran the client on the other half of the rows."""
-        corpus, seen, captured_texts = sent_texts.original, sent_texts.observation, _CapturedTexts(sent_texts.original)
-        if isinstance(seen, Activations):
+        corpus, observation = sent_texts.original, sent_texts.observation
+        captured_texts = _CapturedTexts(corpus)
+        if isinstance(observation, Activations):
 
             def observe(ids: Sequences, seed: int) -> Activations:
-                rows, lengths = captured_texts.rows(ids, seen.lengths)
-                return replace(seen, hidden=seen.hidden[torch.from_numpy(rows)], lengths=lengths)
+                rows, lengths = captured_texts.rows(ids, observation.lengths)
+                return replace(observation, hidden=observation.hidden[torch.from_numpy(rows)], lengths=lengths)
 
             return {"observe": observe}
         assert sent_texts.origin is not None

@@ -30,7 +30,7 @@ _END = "\n"  # between texts; no normalised text contains it
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
     """Returns (p,) the numbers of the public texts that remain, in order."""
-    texts, secrets = [normalised(one) for one in public], [normalised(one) for one in private]
+    texts, secrets = list(map(normalised, public)), list(map(normalised, private))
     equal = set(secrets)
     left_out = {number for number, text in enumerate(texts) if text in equal}
     long = [text for number, text in enumerate(texts) if number not in left_out and _is_long(public[number])]
@@ -79,7 +79,7 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         size = 1 << (len(short).bit_length() - 1)
         by_size[size][short[:size]].append(short)
     joined = _END.join(wholes)
-    ends = np.cumsum([len(whole) + 1 for whole in wholes])
+    ends = np.cumsum([len(text) + 1 for text in wholes])
     windows = _hashes(joined)
     for size in (1 << power for power in range(max(by_size, default=0).bit_length())):
         hashes = next(windows, None)

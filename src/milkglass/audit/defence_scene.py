@@ -109,10 +109,10 @@ def _states_scene(
         Adversary.with_text(who, Knowledge(corpus=corpus, observe=client.observe, noise=defence.added_noise))
         for who, corpus in corpora.items()
     ]
-    seen = (*server.rest(), *client.send(private))
+    observations = (*server.rest(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
     details: dict[str, Any] = {"scheme": {"name": defence.name}, "broken": defence.broken}
-    return public_scene(base, codec, seen, truth, private, adversaries, **details)
+    return public_scene(base, codec, observations, truth, private, adversaries, **details)
 
 
 def _any_scene(
@@ -124,17 +124,17 @@ def _any_scene(
     def public_ids(texts: Sequence[str]) -> Sequences:
         return Sequences.of(codec.encode(texts, truncate=True).ids)
 
-    ids, seen = public_ids(private), client.send(private)
-    sent = next((observation.ids for observation in seen if isinstance(observation, Tokens)), ids)
+    ids, crossed = public_ids(private), client.send(private)
+    sent = next((observation.ids for observation in crossed if isinstance(observation, Tokens)), ids)
     corpora = {who: public_ids(texts) for who, texts in public.items()}
     truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
     adversaries = []
     for who, texts in public.items():
-        can_rehearse = client.rehearsal(0) is not None and any(isinstance(observation, Tokens) for observation in seen)
+        can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in crossed)
         rehearse = _rehearsal_of_any(client, texts) if can_rehearse else None
         adversaries.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
     return public_scene(
-        base, codec, (*server.rest(), *seen), truth, private, adversaries, scheme={"name": type(client).__name__}
+        base, codec, (*server.rest(), *crossed), truth, private, adversaries, scheme={"name": type(client).__name__}
     )
 
 

@@ -84,11 +84,11 @@ def audit_key(
     require_audit(folder, budget)
     if rows is not None and rows < MIN_PRIVATE_TEXTS:
         raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
-    sources = {name: None if one is None else DataFile.of(one) for name, one in
+    sources = {name: None if path is None else DataFile.of(path) for name, path in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
     given_sources = [source for source in sources.values() if source is not None]
-    for source_ in given_sources:
-        source_.require()
+    for data_file in given_sources:
+        data_file.require()
     transcript_path = None if server_transcript is None else Path(server_transcript)
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)

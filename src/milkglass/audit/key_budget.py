@@ -43,10 +43,10 @@ def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
     """Returns the shares of running and of content tokens that are read correctly, nan if there are no such tokens."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]
-    right = reading == sent.ids
+    is_right = reading == sent.ids
 
     def share(among: NDArray[np.bool_]) -> float:
-        return float(right[among].mean()) if among.any() else float("nan")
+        return float(is_right[among].mean()) if among.any() else float("nan")
 
     return share(counted), share(counted & scene.truth.content[sent.ids])
 
@@ -71,6 +71,6 @@ def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
         if first_above.content >= share:
             if last_below is None:
                 return first_above.tokens
-            at = (share - last_below.content) / (first_above.content - last_below.content)
-            return round(last_below.tokens * (first_above.tokens / last_below.tokens) ** at)
+            exponent = (share - last_below.content) / (first_above.content - last_below.content)
+            return round(last_below.tokens * (first_above.tokens / last_below.tokens) ** exponent)
     return None

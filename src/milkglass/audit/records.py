@@ -66,8 +66,8 @@ class EncryptedAnswers:
                       topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
         return dict(score(guess, truth, rng).measures)
 
-    def _records(self, which: NDArray[np.int64]) -> Records:
-        sizes, times = (_part(sequences, which) for sequences in (self.records.sizes, self.records.times))
+    def _records(self, numbers: NDArray[np.int64]) -> Records:
+        sizes, times = (_part(sequences, numbers) for sequences in (self.records.sizes, self.records.times))
         assert sizes is not None and times is not None
         return Records(sizes, times)
 

@@ -82,7 +82,7 @@ def run(
     chain = runner.chain(turns)
     finished += [*chain.attacks, *(runner.run_attack(turn, who, chain) for who, turn in after_chain)]
     place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
-    finished.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # in the catalogue's order
+    finished.sort(key=lambda attack: place[attack.result.attack, attack.result.adversary])  # in the catalogue's order
     return AuditRun(tuple(finished), chain.candidates)
 
 

@@ -152,8 +152,8 @@ def merged_records(
         widths = [record.half_width for record in group if record.half_width is not None]
         more = {} if len(group) == len(runs) else {count_name: float(len(group))}
         more |= {name: float(statistic(values)) for name, statistic in spread.items()}
-        half = float(center(widths)) if widths else None
-        merged.append(replace(group[0], value=float(center(values)), half_width=half, more=more))
+        half_width = float(center(widths)) if widths else None
+        merged.append(replace(group[0], value=float(center(values)), half_width=half_width, more=more))
     return merged
 
 

@@ -172,8 +172,9 @@ class Heads:
         distance = self._distances(self._vectors_of(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
         weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
-        level = stream.random(len(places)) * weight[:, -1]
-        return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)
+        levels = stream.random(len(places)) * weight[:, -1]
+        pairs = zip(weight, levels, strict=True)
+        return np.array([np.searchsorted(row, level, "right") for row, level in pairs], np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,8 +117,8 @@ class WordReader:
 
     @cached_property
     def lookup(self) -> Lookup:
-        kept = {word: number for number, word in enumerate(self.kept)}
-        return Lookup(self.rows, kept, stem) if self.splitting == "whole" else Lookup(self.rows, kept)
+        kept_numbers = {word: number for number, word in enumerate(self.kept)}
+        return Lookup(self.rows, kept_numbers, stem) if self.splitting == "whole" else Lookup(self.rows, kept_numbers)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -173,8 +173,8 @@ class TextSanitizer:
 
     @cached_property
     def reader(self) -> WordReader:
-        kept = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
-        return WordReader(self.sanitizer.table, tuple(sorted(kept)), self.splitting)
+        kept_words = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
+        return WordReader(self.sanitizer.table, tuple(sorted(kept_words)), self.splitting)
 
     @property
     def _stopwords(self) -> frozenset[str]:

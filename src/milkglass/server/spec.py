@@ -211,8 +211,8 @@ def hyperparameters_of(requested: Mapping[str, Any], name_of: Callable[[str], st
         if fault["type"] == "extra_forbidden":
             names = ", ".join(Hyperparameters.model_fields)
             raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {names}") from None
-        shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
-        message = f"{name_of(name)} is {shown}, {requirement_of(fault)}"
+        value_text = f"{value:.10g}" if isinstance(value, float) else repr(value)
+        message = f"{name_of(name)} is {value_text}, {requirement_of(fault)}"
         raise UsageError(message, "leave it out for the default") from None
 
 

@@ -37,7 +37,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
-from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.needs import ModelSizes, Needs, as_size, needs_of, require_disk, require_memory
 from milkglass.server.jobs.trainer import (
     DECIDING_METRIC,
     MEASURES,
@@ -189,8 +189,8 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
 def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
     """Returns the metrics of the epoch whose weights are kept, the last or the best; measured now if there are none."""
     state = trainer.state
-    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
-    measured = [entry for entry in state.log_history if entry.get("step") == kept and "eval_loss" in entry]
+    kept_step = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    measured = [entry for entry in state.log_history if entry.get("step") == kept_step and "eval_loss" in entry]
     return reported_figures(measured[0] if measured else trainer.evaluate())
 
 
@@ -219,15 +219,15 @@ def is_full(error: BaseException, job: Path) -> bool:
 def failed_status(error: BaseException, job: Path) -> Status:
     """Returns the status of a failed job. One that could not be saved can resume from its checkpoint, if it has one."""
     is_disk_full, message = is_full(error, job), explain(error, job)
-    kept = checkpoint_to_resume(job) if is_disk_full or isinstance(error, SaveFailed) else None
-    if kept is None:
+    checkpoint = checkpoint_to_resume(job) if is_disk_full or isinstance(error, SaveFailed) else None
+    if checkpoint is None:
         return Status(state="failed", error=message)
-    lost = "" if (kept / COMPLETE).is_file() else ", without the optimiser's state"
-    cause = "the server's disk is full" if is_disk_full else message
+    lost_words = "" if (checkpoint / COMPLETE).is_file() else ", without the optimiser's state"
+    size, cause = as_size(bytes_on_disk(checkpoint)), "the server's disk is full" if is_disk_full else message
     cause = error.message if isinstance(error, DiskFull) else cause
     message = (
-        f"{cause}; what was trained up to step {step_of(kept)} is kept there{lost}, "
-        f"{shown(bytes_on_disk(kept))}: {'free some space' if is_disk_full else 'mend that'}, then resume the job"
+        f"{cause}; what was trained up to step {step_of(checkpoint)} is kept there{lost_words}, {size}: "
+        f"{'free some space' if is_disk_full else 'mend that'}, then resume the job"
     )
     return Status(state="failed", error=message, resumable=True)
 

@@ -82,12 +82,12 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
 
 def _sizes_apart(sizes: Sequence[int]) -> list[int]:
     """Returns the sizes whose labels do not overlap on the logarithmic axis, the last one among them."""
-    least = (sizes[-1] / sizes[0]) ** (1 / 14)
-    kept: list[int] = []
+    min_ratio = (sizes[-1] / sizes[0]) ** (1 / 14)
+    labelled_sizes: list[int] = []
     for size in reversed(sizes):
-        if not kept or kept[-1] >= least * size:
-            kept.append(size)
-    return kept
+        if not labelled_sizes or labelled_sizes[-1] >= min_ratio * size:
+            labelled_sizes.append(size)
+    return labelled_sizes
 
 
 def short(count: int) -> str:

@@ -122,8 +122,8 @@ def curve_in_words(spent: Spent) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
     sentences = []
     for who, shares in spent.items():
-        most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
-        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
+        best = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
+        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in best.items()]
     return "; ".join(sentences)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup
@@ -38,14 +39,14 @@ def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str
     """Returns the charts as SVG, by name; "" for one without a figure."""
 
     def of_texts(measure: Callable[[Measures], Interval]) -> dict[str, Interval]:
-        return {r.title: measure(r.measures) for r in results}
+        return {attacked.title: measure(attacked.measures) for attacked in results}
 
     guesses = {}
     if result.floor:
         guesses["guessing the commonest token each time"] = result.floor["commonest token"]
-    trained = {r.title: tokens(r.trained) for r in results if r.trained and result.ghost}
+    trained = {attacked.title: tokens(attacked.trained) for attacked in results if attacked.trained and result.ghost}
     return {
         "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(tokens), guesses),
-        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(lambda one: one["rouge-1"]), {}),
+        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(itemgetter("rouge-1")), {}),
         "shadows": charts.bars("Shadows", "read of the shadows, in %", trained, {}),
     }

@@ -132,9 +132,9 @@ class RecordedRun:
         for number, weights in enumerate(self._weights()):
             path = self._folder_of_round(number) / f"{self.site}.json"
             if path.is_file():
-                seen, steps = read_update(path)
+                gradients, steps = read_update(path)
                 reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
-                yield Round(number, weights, None if reason else seen, reason)
+                yield Round(number, weights, None if reason else gradients, reason)
 
     def _weights(self) -> Iterator[Tensors]:
         """Yields the weights before each round, and after the last one."""
@@ -148,7 +148,7 @@ class RecordedRun:
     def _verify(self) -> None:
         """Checks that the updates lead to the run's weights. Raises UsageError."""
         replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
-        shapes, recorded_shapes = ({n: one.shape for n, one in weights.items()} for weights in (replayed, recorded))
+        shapes, recorded_shapes = ({n: t.shape for n, t in weights.items()} for weights in (replayed, recorded))
         if shapes != recorded_shapes or not all(
             torch.allclose(replayed[n], recorded[n], **TOLERANCES) for n in recorded
         ):
@@ -162,8 +162,8 @@ class RecordedRun:
 
 
 def _read_update(path: Path) -> Update:
-    seen, steps = read_update(path)
-    return Update(path.stem, seen.tensors, seen.batch_size, steps)
+    gradients, steps = read_update(path)
+    return Update(path.stem, gradients.tensors, gradients.batch_size, steps)
 
 
 def _site_names(folder: Path) -> str:

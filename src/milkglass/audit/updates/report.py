@@ -154,21 +154,21 @@ def verdict(audit: UpdateAudit) -> str:
     if not measured:
         return filled(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
 
-    def most(measure: Callable[[Measures], Interval]) -> UpdateResult:
+    def strongest(measure: Callable[[Measures], Interval]) -> UpdateResult:
         return max(measured, key=lambda result: (measure(result.measures).value, result.rouge.value))
 
     trained = [result.trained for result in audit.results if result.trained]
     shadows, known_shares = (
         max((part(measures).value for measures in trained), default=0.0) for part in (tokens, tokens_named)
     )
-    best, namer = most(tokens), most(tokens_named)
+    best, best_namer = strongest(tokens), strongest(tokens_named)
     return filled(
         TEXTS["updates"]["verdict"],
         of=audit,
         best=best,
-        likest=most(lambda measures: measures["rouge-1"]),
-        namer=namer,
-        named=tokens_named(namer.measures),
+        likest=strongest(lambda measures: measures["rouge-1"]),
+        namer=best_namer,
+        named=tokens_named(best_namer.measures),
         shadows=shadows if trained else None,
         known=known_shares,
         by_it=best.trained is not None or shadows == 1,

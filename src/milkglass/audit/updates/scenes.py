@@ -103,8 +103,8 @@ class AuditedSite:
         texts = read_texts(self.texts.originals, self.tokenizer)
         private = [text for number, text in enumerate(texts) if number in attacked]
         all_texts = [*self.public.texts, *(text for number, text in enumerate(texts) if number not in attacked)]
-        shown = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
-        kept_numbers = decontaminate(shown, private)
+        public_texts = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
+        kept_numbers = decontaminate(public_texts, private)
         given_count = int((kept_numbers < len(self.public.texts)).sum())
         corpus = self._encoded([all_texts[number] for number in kept_numbers])
         counts = {

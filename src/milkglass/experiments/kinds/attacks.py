@@ -84,7 +84,7 @@ class AttackRecipe(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        require_variants({name: _scheme_entry(one) for name, one in self.variants.items()})
+        require_variants({name: _scheme_entry(entry) for name, entry in self.variants.items()})
         for name, variant in self.variants.items():
             observed = variant.get(OBSERVED, 1.0)
             if isinstance(observed, bool) or not isinstance(observed, float | int) or not 0 < observed <= 1:
@@ -113,11 +113,11 @@ class AttackRecipe(Recipe):
         require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
-        results: list[ResultRecord] = []
+        all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            seen = private[: observed.rows]
-            run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
+            texts = private[: observed.rows]
+            run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
             by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
@@ -128,15 +128,15 @@ class AttackRecipe(Recipe):
                 about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / work_name, about)
                 by_key.append(
-                    observed._measure_under(key, base, seen, public, work, name, _once(work_name, run.progress))
+                    observed._measure_under(key, base, texts, public, work, name, _once(work_name, run.progress))
                 )
-            results += merged_records(by_key, np.median, {"least": np.min, "most": np.max}, "keys")
-        return results
+            all_records += merged_records(by_key, np.median, {"least": np.min, "most": np.max}, "keys")
+        return all_records
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
         """Returns all rows of the private file, from which a client finds its map once."""
-        whole = data_refs.examples(data, self.private)
-        return data_refs.labelled(whole, data_refs.numbered(whole))
+        examples = data_refs.examples(data, self.private)
+        return data_refs.labelled(examples, data_refs.numbered(examples))
 
     def _measure_under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
@@ -150,13 +150,13 @@ class AttackRecipe(Recipe):
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)
         seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
-        results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        results += _figures(finished.cells, name)
-        results += _unleaked_figures(scene, finished, shared, name)
+        figures = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
+        figures += _figures(finished.cells, name)
+        figures += _unleaked_figures(scene, finished, shared, name)
         if self.curve:
             progress("the key's budget")
-            results += _curve_figures(self, scene, finished, name)
-        return results
+            figures += _curve_figures(self, scene, finished, name)
+        return figures
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,8 @@ class Comparison(Recipe):
         base, problems = ready.base, ready.problems
         require_same_run(run.out, {**self.about(), "base": ready.digest})  # nothing is written before all of it can be
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        if halves and any(one.group_by_length for place, one in ready.settings.items() if place[1] not in halves):
+        whole_models = (settings for place, settings in ready.settings.items() if place[1] not in halves)
+        if halves and any(settings.group_by_length for settings in whole_models):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
             cells = dict(zip(places, pool.map(lambda place: ready.trained(place, run), places), strict=True))
@@ -161,8 +162,8 @@ class Comparison(Recipe):
             folder = run.out / "attacks" / "-".join(map(str, place))
             attacked = self.attacked_of(self.defences[place[1]])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            one = problems[place[0], place[2]]
-            results[place] += leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
+            trial = problems[place[0], place[2]]
+            results[place] += leakage(self.attacks, attacked, base, trial, cell, about, folder, run.progress)
         undefended: list[ResultRecord] = []
         for name in self.data:
             first = name, self.seeds[0]
@@ -293,8 +294,8 @@ def _mean_figures(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRe
     """Returns means over the seeds, and each defence's loss beside no defence."""
     figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        whole = merged_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
-        figures[data, defence] = [replace(record, data=data, variant=defence) for record in whole]
+        means = merged_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
+        figures[data, defence] = [replace(record, data=data, variant=defence) for record in means]
     merged = [record for figure in figures.values() for record in figure]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
     for (data, defence), (utility, *_) in figures.items():

@@ -180,7 +180,7 @@ class GenerationRecipe(GeneratorTuning):
 
 def instruction_figures(
     model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, parts: Parts,
-    kept: dict[str, str],
+    packed: dict[str, str],
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
@@ -189,11 +189,11 @@ def instruction_figures(
         kept: see `rule_figures`.
     """
     prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, kept)
+    return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, packed)
 
 
 def rule_figures(
-    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], parts: Parts, kept: dict[str, str]
+    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], parts: Parts, packed: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns IFEval's accuracies of given answers in percent.
 
@@ -202,7 +202,7 @@ def rule_figures(
         kept: receives how many instructions of each prompt are followed strictly.
     """
     graded = ifeval.score(prompts, texts)
-    keep(kept, {"ifeval strict": graded.strict}, parts)
+    keep_rows(packed, {"ifeval strict": graded.strict}, parts)
     return records(with_spread({f"ifeval {name}": measure for name, measure in graded.measures.items()}), **parts)
 
 
@@ -224,12 +224,12 @@ def row_losses(
     return device.array(torch.cat(losses).double()), device.array(torch.cat(tokens).double())
 
 
-def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], parts: Parts) -> None:
+def keep_rows(packed: dict[str, str], rows: Mapping[str, NDArray[Any]], parts: Parts) -> None:
     """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    kept |= {ResultRecord(measure=name, value=0.0, **parts).name: pack_answers(row) for name, row in rows.items()}  # type: ignore[arg-type]
+    packed |= {ResultRecord(measure=name, value=0.0, **parts).name: pack_answers(row) for name, row in rows.items()}  # type: ignore[arg-type]
 
 
-def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, kept: dict[str, str]) -> list[ResultRecord]:
+def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
@@ -237,11 +237,11 @@ def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, kept: dict[
         parts: parts of the records.
         kept: receives the losses.
     """
-    keep(kept, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, parts)
+    keep_rows(packed, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, parts)
     return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **parts)
 
 
-def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, kept: dict[str, str]) -> list[ResultRecord]:
+def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
@@ -249,7 +249,7 @@ def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, kept: dict
         parts: parts of the records.
         kept: receives the scores.
     """
-    keep(kept, scores, parts)
+    keep_rows(packed, scores, parts)
     return records(with_spread(text.means(scores, np.random.default_rng(seed))), **parts)
 
 

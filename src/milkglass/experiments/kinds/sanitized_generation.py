@@ -38,7 +38,7 @@ from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
     Parts,
     greedy,
-    keep,
+    keep_rows,
     loss_figures,
     row_losses,
     rule_figures,
@@ -235,7 +235,7 @@ class SanitizedGeneration(GeneratorTuning):
         """Returns the figures of answers that name a class."""
         guess = np.array([class_of(text, labels) for text in texts], np.int64)
         truth = [labels.index(reference) for reference in references]
-        keep(kept, {"answer": guess}, parts)
+        keep_rows(kept, {"answer": guess}, parts)
         named_share = share(guess != NO_CLASS, np.random.default_rng(self.seed))
         graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
         return records(graded | with_spread({"answers that name a class": named_share}), **parts)

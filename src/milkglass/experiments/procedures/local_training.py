@@ -70,9 +70,9 @@ def fit(
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
             ids, mask, targets = rows.part(order[start : start + training.batch]).batch(pad)
-            seen = share(step, ids, mask, targets, shield, count, stream)
+            shared = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
-            for name, gradient in seen.tensors.items():
+            for name, gradient in shared.tensors.items():
                 parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory
             optimizer.step()
             count += 1

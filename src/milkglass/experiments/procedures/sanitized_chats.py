@@ -58,10 +58,10 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
     return result
 
 
-def sample(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
+def sample(examples: Sequence[Example], rows: int, seed: int, noun: str) -> list[Example]:
     """Draws rows without replacement: the first of the seed's order. Raises UsageError if there are too few."""
     if not 0 < rows <= len(examples):
-        raise UsageError(f"{rows} rows of {what} are needed, {len(examples)} fit", "lower it, or raise words")
+        raise UsageError(f"{rows} rows of {noun} are needed, {len(examples)} fit", "lower it, or raise words")
     return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
 
 

@@ -57,7 +57,7 @@ class TheoryFigures:
     undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        lines = {name: asdict(one) for name, one in self.lines.items()}
+        lines = {name: asdict(line) for name, line in self.lines.items()}
         return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
 

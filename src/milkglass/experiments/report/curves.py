@@ -56,7 +56,7 @@ def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[st
 def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the epsilon of each variant; none if the variants differ in anything else."""
     with_epsilon = {name: variant for name, variant in variants.items() if "epsilon" in variant}
-    remaining = [{key: value for key, value in one.items() if key != "epsilon"} for one in with_epsilon.values()]
+    remaining = [{key: value for key, value in entry.items() if key != "epsilon"} for entry in with_epsilon.values()]
     if any(parameters != remaining[0] for parameters in remaining):
         return {}
     return {name: float(parameters["epsilon"]) for name, parameters in with_epsilon.items()}

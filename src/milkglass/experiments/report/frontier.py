@@ -135,9 +135,9 @@ def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | 
 
 def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
-    seen = {COMMONEST, ALONE, *(point.defence for point in points(results, data))}
+    known_names = {COMMONEST, ALONE, *(point.defence for point in points(results, data))}
     names = dict.fromkeys(record.variant for record in _accuracies(results, data))
-    return [name for name in names if name not in seen]
+    return [name for name in names if name not in known_names]
 
 
 def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list[bool]:
@@ -156,7 +156,7 @@ def finding(all_points: Sequence[DefencePoint], level: float | None) -> str:
     candidates = [point for point in all_points if not point.is_control and point.content_read < ALL_READ_PERCENT]
     if level is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
-    better = sorted((one for one in candidates if one.utility > level), key=lambda point: point.content_read)
+    better = sorted((point for point in candidates if point.utility > level), key=lambda point: point.content_read)
     if not better:
         return (
             f"None of {len(candidates)} defences has more than the {level:.1f} % of a linear model that sends nothing."

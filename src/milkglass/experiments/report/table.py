@@ -103,7 +103,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         about=tuple(_settings_rows(result)),
         glance=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
-        beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
+        beside=tuple(line for line in lines if line.record.published is not None or line.record.asked),
         groups=tuple(
             (measure, tuple(lines_of_measures[measure]))
             for measure in sorted(lines_of_measures, key=lambda measure: measure in NOT_RESULTS)

@@ -250,7 +250,7 @@ def _slots(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[st
             parsed = [{"text": parsed[0][0]}]
             slots = [(parsed[0], "text")]
         rows += parsed
-        text_counts = {id(container): sum(other is container for other, _ in slots) for container, _ in slots}
+        text_counts = {id(container): sum(slotted is container for slotted, _ in slots) for container, _ in slots}
         for container, key in slots:
             name = _ids_name(str(key), text_counts[id(container)])
             if isinstance(container, dict) and name in container:

@@ -157,7 +157,7 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     lemma_of_token = lemmas[tokens] if settings.lemma and lemmas is not None else None
     widest = min(settings.k + MAX_REACH, len(tokens) - 1)
     nearest_lists = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
-    lists, reach = [nearest_lists[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
+    lists, reach = [nearest_lists[place, :0] for place in range(len(tokens))], np.zeros(len(tokens), np.int32)
     without_shadows = np.arange(len(tokens))
     for k in range(settings.k, nearest_lists.shape[1] + REACH_STEP, REACH_STEP):
         width = min(k, nearest_lists.shape[1])
@@ -170,8 +170,8 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
             break
     has_fallen_back = np.zeros(len(tokens), np.bool_)
     has_fallen_back[without_shadows] = True
-    for at in without_shadows.tolist():
-        lists[at] = nearest_lists[at, : settings.k]
+    for place in without_shadows.tolist():
+        lists[place] = nearest_lists[place, : settings.k]
     return _by_token(table, [tokens[neighbours] for neighbours in lists], reach, has_fallen_back)
 
 

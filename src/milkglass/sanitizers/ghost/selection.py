@@ -274,9 +274,9 @@ class _Group:
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
         rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN_FACTOR * noise
-        seen = np.flatnonzero(~is_near)
+        rough_rows = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
-            rough[seen] = measured(seen, (limits + bf16_error(limits, noise))[seen])
+            rough[rough_rows] = measured(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
         widths = np.array([self.sentences[n].width for n in owner.tolist()])
         return np.flatnonzero(is_near | is_worth_measuring(rough, owner, widths, noise))
 

@@ -91,8 +91,8 @@ def validation_message(
     """
     errors = error.errors()
     faults = [f"{_fault_location(fault)}: {name_of(fault)}{_broken_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]]
-    more = len(errors) - MAX_ERRORS_SHOWN
-    return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
+    hidden_count = len(errors) - MAX_ERRORS_SHOWN
+    return "; ".join(faults) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
 
 
 def _fault_location(fault: Mapping[str, Any]) -> str:

@@ -77,15 +77,15 @@ class BodyMemory:
         now = time.monotonic()
         pace_of_body = math.inf if is_complete else body.pace(now)
         slower = sorted(
-            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < pace_of_body
+            (pace, id(slow), slow) for slow in self._arriving - {body} if (pace := slow.pace(now)) < pace_of_body
         )
-        if sum(other.held for _, _, other in slower) < lacking:
+        if sum(slow.held for _, _, slow in slower) < lacking:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
-        for _, _, other in slower:
+        for _, _, slow in slower:
             if lacking <= 0:
                 return
-            lacking -= other.held
-            other.evict()
+            lacking -= slow.held
+            slow.evict()
 
 
 @final

@@ -138,10 +138,10 @@ async def job_events(
         if not re.fullmatch(r"(ftevent-)?\d{1,15}", last_event_id, re.ASCII):
             raise UsageError("Last-Event-ID is not an id of an event", "send the last id that you got, or none")
         after = last_event_id
-    seen = int(after.removeprefix("ftevent-"))
+    last_seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(_stream_events(shared, job_id, seen), on_close=lambda: None)
-    events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), seen)
+        return EventStream(_stream_events(shared, job_id, last_seen), on_close=lambda: None)
+    events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), last_seen)
     return JSONResponse({"object": "list", "data": [entry.as_json() for entry in events], "has_more": False})
 
 

@@ -102,8 +102,8 @@ class Engine(abc.ABC, Generic[W]):
 
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
-        for item in work:
-            item.fail(error)
+        for unit in work:
+            unit.fail(error)
 
     def take(self, max_items: int) -> list[W]:
         with self._changed:
@@ -245,11 +245,11 @@ class Scheduler:
     def split(self, indices: list[int]) -> Scheduler:
         """Moves some sequences, with their rows, to a new scheduler."""
         assert self.rows is not None
-        other = Scheduler(self._max_batch)
-        other.running, other.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
-        other.rows = self.rows.take(indices)
+        moved = Scheduler(self._max_batch)
+        moved.running, moved.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
+        moved.rows = self.rows.take(indices)
         self._keep([index not in indices for index in range(len(self.running))])
-        return other
+        return moved
 
     def clear(self) -> list[Sequence]:
         running, self.running, self.newest, self.rows = self.running, [], [], None

@@ -201,8 +201,8 @@ def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None
         return
     noun = "checkpoint" if needs.kept == 1 else "checkpoints"
     raise DiskFull(
-        f"this fine-tune takes {shown(needs.disk)} of the server's disk and {shown(free)} are free: {needs.kept} "
-        f"{noun} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
+        f"this fine-tune takes {as_size(needs.disk)} of the server's disk and {as_size(free)} are free: {needs.kept} "
+        f"{noun} of {as_size(needs.checkpoint)} and room for the next one or for the result of {as_size(needs.result)}",
         _hint(estimate, chosen, lambda needs: needs.disk, free),
     )
 
@@ -213,17 +213,17 @@ def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None
     if free is None or needs.memory <= free:
         return
     raise MemoryShort(
-        f"this fine-tune takes {shown(needs.memory)} of memory at least and the server has {shown(free)}",
+        f"this fine-tune takes {as_size(needs.memory)} of memory at least and the server has {as_size(free)}",
         _hint(estimate, chosen, lambda needs: needs.memory, free),
     )
 
 
 def _hint(estimate: Estimate, chosen: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
-    shortfall = f"free {shown(needed(estimate(chosen)) - free)} there"
+    shortfall = f"free {as_size(needed(estimate(chosen)) - free)} there"
     for changes, size in _savings(lambda changed: needed(estimate(changed)), chosen):
         if size <= free:
             settings = ", ".join(f"{name} {_setting_text(value)}" for name, value in changes.items())
-            return f"{shortfall}, or take less: with {settings} it takes {shown(size)}"
+            return f"{shortfall}, or take less: with {settings} it takes {as_size(size)}"
     return f"{shortfall}: it does not fit with smaller settings either"
 
 
@@ -252,5 +252,5 @@ def _setting_text(value: Any) -> str:
     return "off" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shown(size: int) -> str:
+def as_size(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

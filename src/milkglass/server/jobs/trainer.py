@@ -33,7 +33,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import checkpoint_to_resume, checkpoints, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import shown
+from milkglass.server.jobs.needs import as_size
 from milkglass.server.settings import FULL_DISK, disk_full_error
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 
@@ -60,7 +60,7 @@ class Reserve:
             if error.errno not in FULL_DISK:
                 raise
             full = disk_full_error()
-            full.message += f": no {shown(self._size)} are left for the next checkpoint"
+            full.message += f": no {as_size(self._size)} are left for the next checkpoint"
             raise full from None
 
     def release(self) -> None:
@@ -88,13 +88,13 @@ def restore(model: nn.Module, path: Path) -> None:
 
 
 @contextmanager
-def saving(what: str) -> Iterator[None]:
+def saving(noun: str) -> Iterator[None]:
     """Raises SaveFailed for any error while something is written: torch and the system have many kinds."""
     try:
         yield
     except Exception as error:
         hint = "the worker's log on the server says why"
-        raise SaveFailed(f"{what} could not be saved ({type(error).__name__})", hint) from error
+        raise SaveFailed(f"{noun} could not be saved ({type(error).__name__})", hint) from error
 
 
 class CheckpointTrainer(Trainer):

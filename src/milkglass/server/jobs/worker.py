@@ -34,9 +34,9 @@ def _keep_end(path: Path, size: int) -> None:
     if path.stat().st_size > size:
         with path.open("r+b") as file:
             file.seek(-size, os.SEEK_END)
-            kept = file.read()
+            end = file.read()
             file.seek(0)
-            file.write(kept)
+            file.write(end)
             file.truncate()
 
 

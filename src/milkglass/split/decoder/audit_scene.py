@@ -98,22 +98,23 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts.items():
-        others = [attacker_texts[i] for i in decontaminate(attacker_texts, private)]
-        if others:
-            corpora[name] = Sequences.of(codec.encode(others, truncate=True).ids)
+        remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private)]
+        if remaining:
+            corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
     runs = "the table and the enclave's sanitizer"
-    others = [
+    adversaries = [
         Adversary.with_text(name, Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse), runs)
         for name, corpus in corpora.items()
     ]
-    truth = truth_of(codec, enclave_texts.sent, enclave_texts.original, corpora.values())
-    seen = (Activations(enclave_texts.vectors.float(), enclave_texts.sent.lengths, 0), Tokens(enclave_texts.sent))
+    sent = enclave_texts.sent
+    observations = (Activations(enclave_texts.vectors.float(), sent.lengths, 0), Tokens(sent))
     evidence = {"attested": enclave.attested, "proof": enclave.proof}
     is_sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if is_sanitized else "split decoder, not sanitized", **evidence}
     scheme |= asdict(settings) if is_sanitized else {}
     words = words_of_enclave(enclave.proof, enclave.attested)
-    scene = public_scene(base, codec, seen, truth, None, others, scheme=scheme, words=words)
+    truth = truth_of(codec, sent, enclave_texts.original, corpora.values())
+    scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts)
     return SplitScene(scene, enclave_texts.left_out)
 
