@@ -82,7 +82,9 @@ def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.Monke
 
 
 def test_nothing_is_imported_to_name_a_device() -> None:
-    program = "import sys, milkglass.device as d; d.chosen_name(); assert not {'torch', 'transformers'} & {*sys.modules}"
+    program = (
+        "import sys, milkglass.device as d; d.chosen_name(); assert not {'torch', 'transformers'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -309,8 +309,8 @@ def test_a_locked_process_cannot(what: str, tmp_path: Path) -> None:
     code = f"""
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from milkglass.enclave.lockdown import lock
-lock()
+from milkglass.enclave.lockdown import lock_down
+lock_down()
 try:
     {TRIES[what]}
 except (PermissionError, OSError):
@@ -327,7 +327,8 @@ except (PermissionError, OSError):
 
 
 def test_a_locked_process_reads_files() -> None:
-    code = "from milkglass.enclave.lockdown import lock\nlock()\nopen('/proc/self/status').read()\nraise SystemExit(9)"
+    imported = "from milkglass.enclave.lockdown import lock_down\nlock_down()\n"
+    code = f"{imported}open('/proc/self/status').read()\nraise SystemExit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 9
 
 

@@ -244,7 +244,7 @@ def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cle
 ) -> None:
     source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     parts, seen = tmp_path / ".out.jsonl.parts", list[bool]()
-    own = files.appearing
+    own = files.new_file
 
     def dying(self: Any) -> None:
         raise KeyboardInterrupt
@@ -292,7 +292,7 @@ def test_a_death_between_the_report_and_the_file_goes_on(
     ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
-    own = files.appearing
+    own = files.new_file
 
     @contextmanager
     def dying(path: Path) -> Iterator[Any]:

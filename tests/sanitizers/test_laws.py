@@ -65,8 +65,10 @@ def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
     asked: list[int] = []
-    full = sanitizer.heads._full
-    monkeypatch.setattr(sanitizer.heads, "_full", lambda places, rng: (asked.append(len(places)), full(places, rng))[1])
+    full = sanitizer.heads._draw_full_tail
+    monkeypatch.setattr(
+        sanitizer.heads, "_draw_full_tail", lambda places, rng: (asked.append(len(places)), full(places, rng))[1]
+    )
     x = words.vectors.astype(np.float64)
     fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
     assert sum(asked) > 10_000 and max(asked) <= heads.WORDS_AT_A_TIME

@@ -28,12 +28,12 @@ class AttackResult:
         reason: for every state but "done".
         seconds: by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
-        shares_by_class: the share that is recovered of each class of token (client/data/texts.py).
+        by_class: the share that is recovered of each class of token (client/data/texts.py).
         of_outputs: whether it reads what was generated, and not what was sent.
         costly: whether only a longer budget begins it.
         joint: whether it works out the clusters or starts from them. Such attacks read most.
         cut: whether the budget ended it early. The figures are then partial, without intervals.
-        share_in_group: for solvers, the share of the ordinary vocabulary whose token is among its candidates.
+        in_group: for solvers, the share of the ordinary vocabulary whose token is among its candidates.
     """
 
     attack: str

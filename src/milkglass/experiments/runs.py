@@ -49,7 +49,7 @@ class RunFolder:
         at_once: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
-        commits_of: filled by the run: the commits that made what it used of other runs.
+        commits: filled by the run: the commits that made what it used of other runs.
         predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
     """
 

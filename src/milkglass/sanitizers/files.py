@@ -186,7 +186,7 @@ _WORK: list[Callable[[Block], Any]] = []  # of a worker process, set once
 
 
 def in_order(work: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
-    """Yields each block with do(block), in order. `work` is copied to each worker once.
+    """Yields each block with work(block), in order. `work` is copied to each worker once.
 
     With 0 workers it works in this process. One worker is also a process: all workers compute with equally many
     threads, on which the last bits of a matrix product depend.

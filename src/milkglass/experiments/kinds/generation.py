@@ -186,7 +186,7 @@ def instruction_figures(
 
     Args:
         parts: parts of the records.
-        kept: see `rule_figures`.
+        packed: see `rule_figures`.
     """
     prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
     return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, packed)
@@ -199,7 +199,7 @@ def rule_figures(
 
     Args:
         parts: parts of the records.
-        kept: receives how many instructions of each prompt are followed strictly.
+        packed: receives how many instructions of each prompt are followed strictly.
     """
     graded = ifeval.score(prompts, texts)
     keep_rows(packed, {"ifeval strict": graded.strict}, parts)
@@ -235,7 +235,7 @@ def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, packed: dic
     Args:
         losses: (u,) each row's sum, and (u,) its number of tokens.
         parts: parts of the records.
-        kept: receives the losses.
+        packed: receives the losses.
     """
     keep_rows(packed, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, parts)
     return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **parts)
@@ -247,7 +247,7 @@ def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, packed: di
     Args:
         scores: (u,) of each row, from 0 to 1.
         parts: parts of the records.
-        kept: receives the scores.
+        packed: receives the scores.
     """
     keep_rows(packed, scores, parts)
     return records(with_spread(text.means(scores, np.random.default_rng(seed))), **parts)

@@ -84,7 +84,7 @@ def figures(
     """Returns the figures from the deviations and drifts.
 
     Args:
-        losses, gradients, after, gradients_after: (b,) of each pair.
+        losses, gradients, losses_after, gradients_after: (b,) of each pair.
         drifts: on texts and on shadows.
     """
     local = np.maximum(losses, gradients)
