@@ -381,7 +381,7 @@ def _serve_decoder(
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
-        serving = loading.submit(open_layers, checkpoint, name, policy).result()
+        sessions, package = loading.submit(open_layers, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
@@ -389,8 +389,8 @@ def _serve_decoder(
         note("warning: --allow-unattested: any client with the token can have the table")
     elif verifier is None:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(serving.package, verifier, unattested)
-    run(serving.sessions, gate, home.resolve(), port, token)
+    gate = Gate(package, verifier, unattested)
+    run(sessions, gate, home.resolve(), port, token)
 
 
 splits.add_typer(enclaves, name="enclave")

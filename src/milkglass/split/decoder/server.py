@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -216,14 +215,6 @@ class SessionTable:
         session.cancel()
 
 
-@dataclass(frozen=True)
-class DecoderServing:
-    """What a provider serves: the sessions, whose engine is not started yet, and the table for enclaves."""
-
-    sessions: SessionTable
-    package: TablePackage
-
-
 def decoder_of(checkpoint: Checkpoint) -> Architecture:
     """Returns the layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
@@ -233,16 +224,14 @@ def decoder_of(checkpoint: Checkpoint) -> Architecture:
 
 
 def open_layers(
-    checkpoint: Checkpoint,
-    name: str,
-    policy: RowPolicy,
-    sessions: int = MAX_SESSIONS,
-    network: Any = None,
-) -> DecoderServing:
-    """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""
+    checkpoint: Checkpoint, name: str, policy: RowPolicy, sessions: int = MAX_SESSIONS
+) -> tuple[SessionTable, TablePackage]:
+    """Loads all layers of a decoder. Raises UnsupportedModel, CorruptCheckpoint.
+
+    Returns what a provider serves: the sessions, whose engine is not started yet, and the table for enclaves.
+    """
     architecture = decoder_of(checkpoint)
-    if network is None:
-        network = device.moved(language_model(checkpoint).eval())
+    network = device.moved(language_model(checkpoint).eval())
     table = checkpoint.read(architecture.table)
     config, ends = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(
@@ -257,7 +246,7 @@ def open_layers(
     )
     engine = SplitGenerator(TransformersRunner(network), sessions)
     package = TablePackage.of_model(checkpoint.folder, table, policy)
-    return DecoderServing(SessionTable(info, engine, ends), package)
+    return SessionTable(info, engine, ends), package
 
 
 def digest_of(table: torch.Tensor) -> str:
