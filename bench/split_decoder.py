@@ -142,7 +142,7 @@ class Bench:
         package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
-        self.proof = at_rest.build(self.folder, "process", model, K, self.server.package)[1].proof
+        self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.package)[1].proof
 
     @torch.inference_mode()
     def one_process(self) -> Timing:
@@ -196,7 +196,7 @@ class Bench:
         }  # fmt: skip
 
     def _tokens(self) -> prompt.PromptTokens:
-        return prompt.tokens(
+        return prompt.prompt_tokens(
             self.tokenizer, prompt.text_pieces(self.text, ""), self.info.max_length - self.tokens, True
         )
 
@@ -216,7 +216,7 @@ def started(model: str, home: Path) -> tuple[subprocess.Popen[str], str, str]:
 
 def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     """The figures as records. The first round warms everything up."""
-    with at_rest.opened(bench.folder) as enclave:
+    with at_rest.open_enclave(bench.folder) as enclave:
         every = [bench.round(enclave) for _ in range(rounds + 1)][1:]
     values: dict[tuple[str, str], list[float]] = {}
 

@@ -22,7 +22,7 @@ from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import draw_shadows
-from milkglass.sanitizers.table import opened, table_of
+from milkglass.sanitizers.table import open_table, table_of
 
 SHORTEST, LONGEST = 14, 18  # tokens of a sentence
 SAMPLE = 3  # tokens that the literal program searches too
@@ -32,7 +32,7 @@ def measure(quick: bool) -> Iterator[Figure]:
     folder = resolve("demo:minilm")
     yield _search(folder, 1 if quick else 5)
     with tempfile.TemporaryDirectory() as kept:
-        ghost = Ghost.open(folder, name="demo:minilm", kept=Path(kept))
+        ghost = Ghost.open(folder, name="demo:minilm", cache_folder=Path(kept))
         plain = body(Checkpoint.open(folder)).eval()  # as transformers has it: ours multiplies otherwise
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -41,7 +41,7 @@ def measure(quick: bool) -> Iterator[Figure]:
 
 def _search(folder: Path, rounds: int) -> Figure:
     """From the table to each token's shadows, lemmas included."""
-    tokenizer, vectors = opened(folder)
+    tokenizer, vectors = open_table(folder)
     table = table_of(tokenizer, vectors, "the model")
     texts = tokenizer.batch_decode([[i] for i in range(len(vectors))])
     chosen = Search()

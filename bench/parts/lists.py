@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from milkglass.models.resolve import resolve
 from milkglass.nearest.all_rows import groups, nearest
 from milkglass.nearest.top_k import top_k
-from milkglass.sanitizers.table import opened
+from milkglass.sanitizers.table import open_table
 from parts.obfuscate import bare_products
 
 K, GROUP, TOP, SAMPLE = 30, 20, 10, 100  # candidates of RNM, of CUSTEXT, of the top-k, and rows of the literal program
@@ -22,7 +22,7 @@ K, GROUP, TOP, SAMPLE = 30, 20, 10, 100  # candidates of RNM, of CUSTEXT, of the
 
 def measure(quick: bool) -> Iterator[Figure]:
     rows, rounds, threads = 3000 if quick else None, 2 if quick else 5, torch.get_num_threads()
-    vectors = np.ascontiguousarray(opened(resolve("demo:minilm"))[1][:rows])
+    vectors = np.ascontiguousarray(open_table(resolve("demo:minilm"))[1][:rows])
     n, d = vectors.shape
     note = f"{n:,} x {d}, k = "
     ours = tuple(seconds(lambda: nearest(vectors, K)) for _ in range(rounds))

@@ -25,7 +25,7 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.server.spec import Hyperparameters
-from milkglass.server.training import load
+from milkglass.server.training import load_model
 from parts import fine_tuning
 
 PLAIN, BATCH, LENGTH, PROMPT, NEW = "plain weights", 32, 64, 32, 32
@@ -67,7 +67,7 @@ def _encoder(base: Checkpoint, key: Key, out: Path, rounds: int, threads: int) -
 
 
 def _step(folder: Path, ids: torch.Tensor) -> Callable[[], None]:
-    model = load(str(folder), Hyperparameters.model_validate({})).train()
+    model = load_model(str(folder), Hyperparameters.model_validate({})).train()
     optimiser, labels = torch.optim.AdamW(model.parameters(), 2e-5), torch.arange(len(ids)) % 2
 
     def step() -> None:

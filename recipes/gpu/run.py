@@ -34,7 +34,7 @@ from milkglass.experiments.kinds.comparison import Cells, Comparison
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
 from milkglass.experiments.reproduce import KINDS, reproduce
-from milkglass.experiments.runs import RunFolder, commits, now
+from milkglass.experiments.runs import RunFolder, commits_of, now
 
 ROOT = Path(__file__).parents[2]
 MINUTES = 8.0  # of a piece
@@ -296,7 +296,7 @@ def collect(out: Path, target: Path) -> Iterator[str]:
         raise UsageError(f"{out} holds no results", "run a plan with --out of this folder first")
     for path in found:
         made = json.loads(path.read_text("utf-8"))["made"]
-        for commit in commits(made):
+        for commit in commits_of(made):
             known = subprocess.run(
                 ["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False
             )

@@ -52,7 +52,7 @@ def _require_delta(delta: float) -> None:
         raise UsageError(f"delta is {delta}, more than 0 and less than 1 is needed", "1e-5 is common")
 
 
-def worth(epsilon: float) -> str:
+def epsilon_warning(epsilon: float) -> str:
     """Returns a warning to print after a large epsilon, or "". At 10 an event may be 22,000 times as likely."""
     return ", which promises next to nothing" if epsilon > MAX_MEANINGFUL_EPSILON else ""
 

@@ -62,7 +62,8 @@ class Catalogue(Mapping[str, E], Generic[E]):
     def _entries(self) -> Mapping[str, E]:
         """Returns all entries by name. Raises PluginError if an installed one cannot be used."""
         entries = dict(self.built_in)
-        for point in sorted(entry_points(group=self.group), key=lambda one: (one.dist.name if one.dist else "", one)):
+        points = entry_points(group=self.group)
+        for point in sorted(points, key=lambda point: (point.dist.name if point.dist else "", point)):
             entry: E = loaded(point)
             if not issubclass(type(entry), self.kind):
                 continue
@@ -81,8 +82,8 @@ class Catalogue(Mapping[str, E], Generic[E]):
     def __getitem__(self, name: str) -> E:
         """Returns the entry of that name. Raises UsageError, which lists all names, if there is none."""
         if name not in self:
-            near = difflib.get_close_matches(str(name), [one for one in self._entries if one != NONE], n=1)
-            hint = "".join(f"did you mean {one}? " for one in near) + f"one of {', '.join(self._entries)}"
+            close_names = difflib.get_close_matches(str(name), [entry for entry in self._entries if entry != NONE], n=1)
+            hint = "".join(f"did you mean {close}? " for close in close_names) + f"one of {', '.join(self._entries)}"
             if self.group:
                 hint += f"; others come with packages that have an entry point of the group {self.group}"
             raise UsageError(f"there is no {self.what} {name!r}", hint)
@@ -103,8 +104,8 @@ class Catalogue(Mapping[str, E], Generic[E]):
         Raises:
             UsageError: the name is unknown, or the method does not have or refuses a parameter.
         """
-        result: E = with_values(self[name], parameters, name)
-        return result
+        method: E = with_values(self[name], parameters, name)
+        return method
 
 
 class JoinedCatalogues(Catalogue[E]):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 DEVICE = "MILKGLASS_DEVICE"  # environment variable
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # CUDA's own: which GPUs a process sees
-NAMES = re.compile(r"cpu|cuda(:\d+)?")
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # CUDA's own: which GPUs a process sees
+DEVICE_NAME = re.compile(r"cpu|cuda(:\d+)?")
 Movable = TypeVar("Movable", bound="torch.Tensor | torch.nn.Module | None")
 
 
@@ -31,27 +31,27 @@ def current() -> torch.device:
     """Returns the device of all computation. Raises UsageError if the one that is chosen is not there."""
     import torch
 
-    name = asked()
+    name = chosen_name()
     if name == "cpu" or (name is None and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(f"{DEVICE} is {name!r}, and PyTorch finds no GPU here", f"leave {DEVICE} out, or give cpu")
-    result = torch.device(name or "cuda")
-    if result.index is not None and result.index >= torch.cuda.device_count():
+    device = torch.device(name or "cuda")
+    if device.index is not None and device.index >= torch.cuda.device_count():
         raise UsageError(
             f"{DEVICE} is {name!r}, and there are {torch.cuda.device_count()} GPUs", "they are counted from 0"
         )
     # cuDNN's recurrent layers round fp32 to 10 bits otherwise, which products of matrices do not
     torch.backends.cudnn.allow_tf32 = False
-    return torch.device("cuda", torch.cuda.current_device() if result.index is None else result.index)
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-def asked() -> str | None:
+def chosen_name() -> str | None:
     """Returns the user's choice. None: the GPU if there is one. Raises UsageError for anything but a device's name."""
-    name = os.environ.get(DEVICE, "")
-    if name and not NAMES.fullmatch(name):
-        raise UsageError(f"{DEVICE} is {name!r}", "give cpu, cuda or cuda:N")
-    return name or None
+    chosen = os.environ.get(DEVICE, "")
+    if chosen and not DEVICE_NAME.fullmatch(chosen):
+        raise UsageError(f"{DEVICE} is {chosen!r}", "give cpu, cuda or cuda:N")
+    return chosen or None
 
 
 def on_gpu() -> bool:
@@ -90,18 +90,19 @@ def memory(free: bool) -> int | None:
 
     if not on_gpu():
         return None
-    left, total = torch.cuda.mem_get_info(current())
-    return int(left if free else total)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(current())
+    return int(free_bytes if free else total_bytes)
 
 
-def of_child(environment: Mapping[str, str]) -> dict[str, str]:
+def child_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a child process that sees the chosen GPU alone, as its first.
 
     transformers' Trainer takes the first one.
     """
-    result, name = dict(environment), asked()
+    name = chosen_name()
     if name is None or ":" not in name:
-        return result
+        return {**environment}
     number = int(name.partition(":")[2])
-    seen = [one for one in result.get(VISIBLE, "").split(",") if one]
-    return {**result, DEVICE: "cuda", VISIBLE: seen[number] if number < len(seen) else str(number)}
+    visible_gpus = [gpu for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu]
+    chosen_gpu = visible_gpus[number] if number < len(visible_gpus) else str(number)
+    return {**environment, DEVICE: "cuda", VISIBLE_GPUS: chosen_gpu}

@@ -29,11 +29,11 @@ class MilkglassError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
-def lacking(noun: str, names: list[str], shown: int = 3) -> str:
+def lacking(noun: str, names: list[str]) -> str:
     """Returns words such as "1 tensor is missing (a)" or "5 tensors are missing (a, b, c and 2 more)"."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    what = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
-    return f"{what} missing ({', '.join(names[:shown])}{more})"
+    more_names = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    counted_noun = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
+    return f"{counted_noun} missing ({', '.join(names[:3])}{more_names})"
 
 
 class UsageError(MilkglassError):
@@ -184,7 +184,7 @@ class UnknownWord(CodecError):
     """A sanitizer cannot replace a word, which would be sent unchanged."""
 
 
-# --- federated training -----------------------------------------------------------------------------------------------
+# --- enclaves ---------------------------------------------------------------------------------------------------------
 class EnclaveError(MilkglassError):
     """An enclave cannot be built, is not attested, or refuses a request."""
 
@@ -205,6 +205,7 @@ class AttestationError(MilkglassError):
         self.reason = reason
 
 
+# --- federated training -----------------------------------------------------------------------------------------------
 class FederatedError(MilkglassError):
     """A federated round cannot be finished. Earlier rounds stay."""
 

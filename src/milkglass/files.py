@@ -19,21 +19,21 @@ from typing import IO, Any, Literal
 
 from milkglass.errors import UsageError
 
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def require_writable(path: Path) -> None:
     """Raises UsageError if nothing can be created under this name."""
-    above = nearest_parent(path)
-    if not above.is_dir():
-        raise UsageError(f"{path} cannot be made: {above} is a file", "give another place")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be made: {above} is not ours to write in", "give another place")
+    parent = nearest_parent(path)
+    if not parent.is_dir():
+        raise UsageError(f"{path} cannot be made: {parent} is a file", "give another place")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be made: {parent} is not ours to write in", "give another place")
 
 
 def nearest_parent(path: Path) -> Path:
     """Returns the nearest parent of a path that exists."""
-    return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())
+    return next(parent for parent in path.absolute().parents if parent.exists() or parent.is_symlink())
 
 
 def private_dir(folder: Path, close: bool = False) -> Path:
@@ -65,7 +65,7 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
         raise UsageError(f"{target} is not a file", "give the name of a file")
     partial = _beside(target)
     try:
-        os.close(os.open(partial, NEW, 0o600 if private else 0o666))
+        os.close(os.open(partial, NEW_FILE_FLAGS, 0o600 if private else 0o666))
         yield partial
         if private:
             partial.chmod(0o600)  # a library may have made the file anew
@@ -127,8 +127,9 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
     try:
         yield partial
         if private:
-            for path in (one for one in partial.rglob("*") if not one.is_symlink()):
-                path.chmod(0o700 if path.is_dir() else 0o600)
+            for path in partial.rglob("*"):
+                if not path.is_symlink():
+                    path.chmod(0o700 if path.is_dir() else 0o600)
         finish(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -168,11 +169,11 @@ def sha256(path: Path) -> str:
 
 def sync(path: Path) -> None:
     """Waits until a file's content, or a folder's names, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -192,5 +193,5 @@ def _take_name(partial: Path, target: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links, such as a memory stick's: hold the name, then fill it
-        os.close(os.open(target, NEW, 0o600))
+        os.close(os.open(target, NEW_FILE_FLAGS, 0o600))
         partial.replace(target)

@@ -86,12 +86,12 @@ class Parameter:
     @property
     def needed(self) -> str:
         """Returns what is accepted in words, such as "a whole number of 1 or more, or none"."""
-        return ", or ".join(self._noun(one) for one in _alternatives(self.kind))
+        return ", or ".join(self._noun(alternative) for alternative in _alternatives(self.kind))
 
     @property
     def table(self) -> Any | None:
         """Returns the dataclass whose parameters this one contains, or None."""
-        return next((one for one in _alternatives(self.kind) if dataclasses.is_dataclass(one)), None)
+        return next((kind for kind in _alternatives(self.kind) if dataclasses.is_dataclass(kind)), None)
 
     def read(self, word: str) -> Any:
         """Returns a word's value, by the first of the field's types that accepts it. Raises UsageError if none does."""
@@ -114,8 +114,8 @@ class Parameter:
             UsageError: the value is not of the field's type, or out of its range.
         """
         if self.table is not None and isinstance(value, Mapping):
-            over = current if isinstance(current, self.table) else self.table
-            return with_values(over, value, f"{method}.{self.name}" if method else self.name)
+            target = current if isinstance(current, self.table) else self.table
+            return with_values(target, value, f"{method}.{self.name}" if method else self.name)
         for kind in _alternatives(self.kind):
             if self._accepts(value, kind):
                 origin = get_origin(kind)
@@ -132,8 +132,8 @@ class Parameter:
         if origin is Literal:
             return isinstance(value, str) and value in get_args(kind)
         if origin in (tuple, frozenset):
-            element = get_args(kind)[0]
-            return isinstance(value, list | tuple | frozenset) and all(self._accepts(one, element) for one in value)
+            element_kind, is_list = get_args(kind)[0], isinstance(value, list | tuple | frozenset)
+            return is_list and all(self._accepts(element, element_kind) for element in value)
         return not isinstance(kind, type) or isinstance(value, kind)
 
     def _noun(self, kind: Any) -> str:
@@ -141,8 +141,8 @@ class Parameter:
         if get_origin(kind) is Literal:
             return f"one of {', '.join(get_args(kind))}"
         if get_origin(kind) in (tuple, frozenset):
-            element = get_args(kind)[0]
-            return f"a list of {'numbers' if element in (int, float) else 'words'}"
+            element_kind = get_args(kind)[0]
+            return f"a list of {'numbers' if element_kind in (int, float) else 'words'}"
         noun = NOUNS.get(kind, "a table" if dataclasses.is_dataclass(kind) else "a value")
         return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
 
@@ -156,15 +156,15 @@ def parameters_of(kind: Any) -> dict[str, Parameter]:
     """Returns the parameters of a dataclass by name, in its order."""
     hints = get_type_hints(kind)
     return {
-        one.name: Parameter(
-            one.name,
-            hints[one.name],
-            one.default_factory() if one.default_factory is not MISSING else one.default,
-            one.metadata.get(LIMIT),
-            one.metadata.get(HINT, ""),
+        field.name: Parameter(
+            field.name,
+            hints[field.name],
+            field.default_factory() if field.default_factory is not MISSING else field.default,
+            field.metadata.get(LIMIT),
+            field.metadata.get(HINT, ""),
         )
-        for one in dataclasses.fields(kind)
-        if one.init
+        for field in dataclasses.fields(kind)
+        if field.init
     }
 
 
@@ -185,15 +185,17 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
     """
     kind = method if isinstance(method, type) else type(method)
     parameters = parameters_of(kind)
-    if unknown := [one for one in values if one not in parameters]:
+    if unknown := [key for key in values if key not in parameters]:
         raise _unknown(unknown[0], name, ", ".join(parameters))
-    result = {one: parameters[one].converted(value, getattr(method, one, None), name) for one, value in values.items()}
+    converted = {
+        key: parameters[key].converted(value, getattr(method, key, None), name) for key, value in values.items()
+    }
     if method is not kind:
-        return dataclasses.replace(method, **result)
-    needed = [one.name for one in parameters.values() if one.default is MISSING]
-    if missing := [one for one in needed if one not in values]:
+        return dataclasses.replace(method, **converted)
+    needed = [parameter.name for parameter in parameters.values() if parameter.default is MISSING]
+    if missing := [key for key in needed if key not in values]:
         raise UsageError(f"{name} has no {missing[0]}", f"it needs {', '.join(needed)}")
-    return kind(**result)
+    return kind(**converted)
 
 
 def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
 
 def described(kind: type, without: Sequence[str] = ()) -> str:
     """Returns all parameters in words, such as "epsilon (a finite number above 0; 8.0), k (a whole number; 10)"."""
-    return ", ".join(_describe(one) for name, one in parameters_of(kind).items() if name not in without)
+    return ", ".join(_describe(parameter) for name, parameter in parameters_of(kind).items() if name not in without)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ def _value_of(word: str, kind: Any) -> Any:
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower())
     if get_origin(kind) in (tuple, frozenset):
-        return [_value_of(one, get_args(kind)[0]) for one in word.split("+")]
+        return [_value_of(part, get_args(kind)[0]) for part in word.split("+")]
     if kind in (int, float):
         try:
             return kind(word)

@@ -48,9 +48,10 @@ def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Seq
     axes.figure.draw_without_rendering()  # sets where the axes lie
     taken_places = [axes.transData.transform(point) for point in points]
     for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
-        at = axes.transData.transform(point)
-        offset = next((one for one in OFFSETS if all(_apart(at + one, other) for other in taken_places)), OFFSETS[0])
-        taken_places.append(at + offset)
+        place = axes.transData.transform(point)
+        free_offsets = (xy for xy in OFFSETS if all(_apart(place + xy, taken) for taken in taken_places))
+        offset = next(free_offsets, OFFSETS[0])
+        taken_places.append(place + offset)
         side = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
         axes.annotate(
             str(number), point, xytext=offset, textcoords="offset points", ha=side, color=colour, fontsize=11,
@@ -61,18 +62,16 @@ def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Seq
 def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Writes a name beside each point, at the first of several places where it covers no other name."""
     axes.figure.draw_without_rendering()  # sets where the axes lie
-    inside, taken_boxes = axes.get_window_extent(), list[Box]()
-    for point, name in sorted(zip(points, names, strict=True), key=lambda one: -one[0][1]):
+    axes_box, taken_boxes = axes.get_window_extent(), list[Box]()
+    for point, name in sorted(zip(points, names, strict=True), key=lambda pair: -pair[0][1]):
         x, y = axes.transData.transform(point)
         boxes = [(dx, dy, _box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
-        free_places = (
-            one
-            for one in boxes
-            if one[2][0] >= inside.x0
-            and one[2][1] <= inside.x1
-            and not any(_meet(one[2], other) for other in taken_boxes)
+        free_boxes = (
+            (dx, dy, box)
+            for dx, dy, box in boxes
+            if box[0] >= axes_box.x0 and box[1] <= axes_box.x1 and not any(_meet(box, taken) for taken in taken_boxes)
         )
-        dx, dy, box = next(free_places, boxes[0])
+        dx, dy, box = next(free_boxes, boxes[0])
         taken_boxes.append(box)
         side = "left" if dx > 0 else "right"
         axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=INK, fontsize=12)
@@ -85,8 +84,8 @@ def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
     return left, left + width, y + dy - 3, y + dy + 11
 
 
-def _meet(one: Box, other: Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+def _meet(first: Box, second: Box) -> bool:
+    return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
 
 
 def _apart(first: Any, second: Any) -> bool:

@@ -58,8 +58,8 @@ class TimeLeft:
         self._marks.append((now, work_done))
         while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW_SECONDS:
             self._marks.popleft()
-        (then, before) = self._marks[0]
-        return None if work_done <= before else (self.total - work_done) * (now - then) / (work_done - before)
+        start, amount = self._marks[0]
+        return None if work_done <= amount else (self.total - work_done) * (now - start) / (work_done - amount)
 
 
 class Heartbeat:
@@ -75,16 +75,16 @@ class Heartbeat:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
-    def spoke(self) -> None:
+    def note_words(self) -> None:
         """Notes that something was said just now."""
         self._last = time.monotonic()
 
     def _beat(self) -> None:
         while not self._ended.wait(min(1.0, self._silence / 4)):
             if time.monotonic() - self._last >= self._silence:
-                self.spoke()
-                what = f"{self.doing}: " if self.doing else ""
-                self._log(f"{what}still at work, for {duration(time.monotonic() - self._started)} so far")
+                self.note_words()
+                doing = f"{self.doing}: " if self.doing else ""
+                self._log(f"{doing}still at work, for {duration(time.monotonic() - self._started)} so far")
 
     def begin(self) -> None:
         self._thread.start()
@@ -99,12 +99,12 @@ def heartbeat(log: Log, silence: float = SILENCE_SECONDS) -> Iterator[Log]:
     """Yields a log that says that work goes on, if nothing was said for so long."""
     beat = Heartbeat(log, silence)
 
-    def said(words: str) -> None:
-        beat.spoke()
+    def noting_log(words: str) -> None:
+        beat.note_words()
         log(words)
 
     beat.begin()
     try:
-        yield said
+        yield noting_log
     finally:
         beat.end()

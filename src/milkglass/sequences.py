@@ -24,7 +24,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[Iterable[int] | NDArray[np.integer]]) -> Sequences:
-        parts = [np.asarray(one, np.int64).reshape(-1) for one in sequences]
+        parts = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
         lengths = np.array([len(part) for part in parts], np.int64)
         return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
 
@@ -64,8 +64,8 @@ class Sequences:
 
     def without(self, others: Sequences) -> Sequences:
         """Returns the sequences that are not, id for id, among the others."""
-        known = {one.tobytes() for one in others}
-        return Sequences.of(one for one in self if one.tobytes() not in known)
+        other_bytes = {sequence.tobytes() for sequence in others}
+        return Sequences.of(sequence for sequence in self if sequence.tobytes() not in other_bytes)
 
     def counts(self, size: int) -> Ids:
         """Returns (size,) how often each id occurs."""
@@ -74,8 +74,8 @@ class Sequences:
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yields lists of `size` items; the last one may be shorter."""
-    rest = iter(items)
-    while part := list(islice(rest, size)):
+    iterator = iter(items)
+    while part := list(islice(iterator, size)):
         yield part
 
 
@@ -90,5 +90,5 @@ def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Numb
     """Returns the value of each expected key, and 0 for one that is not among the sorted `keys`."""
     if not len(keys):
         return np.zeros(expected.shape, values.dtype)
-    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
-    return np.where(keys[at] == expected, values[at], values.dtype.type(0))
+    places = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
+    return np.where(keys[places] == expected, values[places], values.dtype.type(0))

@@ -29,22 +29,22 @@ def memory(available: bool) -> int | None:
     """
     try:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
-        result = int(fields["MemAvailable" if available else "MemTotal"]) << 10
+        machine_bytes = int(fields["MemAvailable" if available else "MemTotal"]) << 10
     except (OSError, KeyError, ValueError):
         return None
-    return min(result, _container_memory(available) or result)
+    return min(machine_bytes, _container_memory(available) or machine_bytes)
 
 
 def _container_memory(available: bool) -> int | None:
     """Returns the bytes that the control group (version 2) allows. None: there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text("ascii"))
+        limit_bytes = int((group / "memory.max").read_text("ascii"))
         if not available:
-            return limit
-        used = int((group / "memory.current").read_text("ascii"))
-        cached = re.search(r"^file (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
-        return max(0, limit - used + (int(cached[1]) if cached else 0))
+            return limit_bytes
+        used_bytes = int((group / "memory.current").read_text("ascii"))
+        cached_match = re.search(r"^file (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        return max(0, limit_bytes - used_bytes + (int(cached_match[1]) if cached_match else 0))
     except (OSError, ValueError):  # no such group, or "max"
         return None
 

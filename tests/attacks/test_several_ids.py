@@ -18,7 +18,7 @@ from milkglass.attacks.token_ids.decipherment.cribs import consistent, pinned
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.text_in_context import Chain, TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
-from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.aliases import drawn_from
 from milkglass.client.codec.codec import Codec
@@ -54,7 +54,7 @@ def scene_of(scheme: ObfusLM, folder: Path) -> Scene:
         lines.append(" ".join(line))
     (folder / "texts.txt").write_text("\n".join(lines) + "\n", "utf-8")
     codec = Codec.open(key, base.folder, drawn_from(Stream(b"s" * 32)))
-    return build(key, codec, base.folder, AuditFiles(folder / "texts.txt"))
+    return key_scene(key, codec, base.folder, AuditFiles(folder / "texts.txt"))
 
 
 @pytest.fixture(scope="module")

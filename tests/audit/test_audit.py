@@ -27,14 +27,14 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, joined_pieces, write
-from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.plan import CHAIN_SHARE, planned
+from milkglass.audit.plan import CHAIN_SHARE, planned_count
 from milkglass.audit.report.findings import warnings
 from milkglass.audit.report.page import percent, render, visible
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
-from milkglass.audit.resume import ResumeStore, packed, unpacked
+from milkglass.audit.resume import ResumeStore, pack_candidates, unpack_candidates
 from milkglass.audit.scene import Scene
 from milkglass.cli.audit import report_text, result_line
 from milkglass.client.codec.codec import Codec
@@ -82,7 +82,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 def scene(it: Setting) -> Scene:
-    return build(it.key, it.codec, it.folder, AuditFiles(it.text))
+    return key_scene(it.key, it.codec, it.folder, AuditFiles(it.text))
 
 
 def run(it: Setting, folder: Path, attacks: Mapping[str, Attack] = SMALL, seconds: float = 600) -> Audit:
@@ -166,7 +166,7 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     first = run(setting, tmp_path / "work", {"counted": Counted()})
     again = run(setting, tmp_path / "work", {"counted": Counted(), "knn": KNN()})
     assert len(Counted.runs) == 1
-    assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished() == 2
+    assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished_count() == 2
     assert again.cells[0].to_json() == first.cells[0].to_json()
     assert {cell.attack for cell in again.cells} == {"counted", "knn"}
     with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path / 'work'))} .*another key"):
@@ -201,7 +201,7 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
         ("tfa", "same kind of text"): "done",
         ("mlc", "same kind of text"): "done",
     }
-    assert planned(it, attacks) == len(result.cells)
+    assert planned_count(it, attacks) == len(result.cells)
     bags = next(cell for cell in result.cells if cell.attack == "mlc")
     assert "bag f1" in bags.measures
     assert result_line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
@@ -424,7 +424,7 @@ def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
 
 def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp_path: Path) -> None:
     def build_with(seen: Transcript) -> Scene:
-        return build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
+        return key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
 
     seen = recorded(setting, tmp_path / "mine", setting.key)
     assert build_with(seen).truth.sent.ids.tolist() == scene(setting).truth.sent.ids.tolist()
@@ -442,7 +442,7 @@ def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_pat
     lines = setting.text.read_text("utf-8").splitlines()
     double = tmp_path / "double.txt"
     double.write_text("\n".join(lines + lines) + "\n", "utf-8")
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(double, double))
+    it = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(double, double))
     private = {tuple(one.tolist()) for one in it.truth.tokens}
     for adversary in it.adversaries[1:]:
         assert adversary.knowledge.corpus is not None
@@ -474,7 +474,7 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(TEXT.split(), size=rng.integers(5, 12))) for _ in range(60)]
     text.write_text("\n".join(lines) + "\n", "utf-8")
-    it = build(key, Codec.open(key, folder), folder, AuditFiles(text))
+    it = key_scene(key, Codec.open(key, folder), folder, AuditFiles(text))
     assert it.promise.condition is not None
     chain = {"cluster-solve": ClusterSolve(), "known-weight": KnownWeight()}
     with_it = audit(it, chain, ResumeStore.open(tmp_path / "with", {}), Budget(600), seed=1)
@@ -502,8 +502,8 @@ def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
     recorder = on_disk.Recorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
     recorder.add_tokens(everything(setting), "train")
     seen = on_disk.load(tmp_path / "all")
-    without = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), transcript=seen)
+    without = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))
+    it = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), transcript=seen)
     texts = sorted(one.tobytes() for one in it.truth.sent)
     assert texts == sorted(one.tobytes() for one in without.truth.sent)
     for one, other in zip(it.adversaries, without.adversaries, strict=True):
@@ -522,7 +522,7 @@ def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
         len(setting.key.sigma),
         setting.key.identifier,
     )
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
+    it = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
     (states,) = it.transcript.all(Activations)  # of layer 2 nobody can tell whose they are
     assert states.layer == 1
     assert np.array_equal(states.lengths, it.truth.sent.lengths)
@@ -558,21 +558,21 @@ def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Pa
         (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
     )
     with pytest.raises(UsageError, match=f"{len(held)} texts 0 "):
-        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
+        key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
 
 
 def test_an_attacker_left_with_nothing_is_told_not_run(setting: Setting, tmp_path: Path) -> None:
     same = tmp_path / "same.txt"
     same.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:1] * 60) + "\n", "utf-8")
     with pytest.raises(UsageError, match=r"\b0 texts .*same kind"):
-        build(setting.key, setting.codec, setting.folder, AuditFiles(same))
+        key_scene(setting.key, setting.codec, setting.folder, AuditFiles(same))
 
 
 def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting: Setting, tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     lines = setting.text.read_text("utf-8").splitlines()
     known.write_text("\n".join(lines[:4]) + "\n", "utf-8")
-    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=known))
+    it = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=known))
     who = it.adversaries[-1]
     pairs = who.knowledge.pairs
     assert pairs is not None
@@ -588,7 +588,7 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
 
 def test_who_knows_everything_leaves_nothing_to_audit(setting: Setting) -> None:
     with pytest.raises(UsageError, match=r"\btexts\.txt, 0 .*\b10\b"):
-        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=setting.text))
+        key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=setting.text))
 
 
 def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Setting) -> None:
@@ -632,7 +632,7 @@ def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting:
 def test_candidates_come_back_from_their_arrays() -> None:
     groups = (Group(np.array([1, 2]), np.array([5, 6, 7])), Group(np.array([3]), np.array([8]), np.array([[1.0]])))
     found = Candidates(groups, (np.arange(6.0).reshape(2, 3), np.zeros((1, 1))))
-    back = unpacked(packed(found))
+    back = unpack_candidates(pack_candidates(found))
     assert [one.members.tolist() for one in back.groups] == [[5, 6, 7], [8]]
     assert back.groups[0].weights is None
     assert back.groups[1].weights is not None
@@ -676,7 +676,7 @@ def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one text\n" * 5, "utf-8")
     with pytest.raises(UsageError, match=r"short\.txt .*\b5\b.*\b20\b"):
-        build(setting.key, setting.codec, setting.folder, AuditFiles(short))
+        key_scene(setting.key, setting.codec, setting.folder, AuditFiles(short))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")
     with pytest.raises(EmptyText, match=r"empty\.txt"):

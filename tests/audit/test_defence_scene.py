@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.audit.defence_scene import _pieces, _places, crossed, scene_of
+from milkglass.audit.defence_scene import _matching_places, _pieces, scene_of, sent_and_original
 from milkglass.audit.report.findings import warnings
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
@@ -55,7 +55,7 @@ def spelled(codec: Codec, ids: np.ndarray) -> list[str]:
 def test_pieces_of_a_word_belong_to_the_word_in_its_place(codec: Codec) -> None:
     before, own = _pieces(codec, [["", "nurse", " ", "of", ", ", "zzz", ""]])
     after, other = _pieces(codec, [["", "of", " ", "nurse", ", ", "zzz", ""]])
-    origin = _places(own, other)
+    origin = _matching_places(own, other)
     parts = ["", "nurse", " ", "of", ", ", "zzz", ""]
     for token, at, row in zip(before.ids, origin, own, strict=True):
         text = codec.tokenizer.decode([int(token)])
@@ -73,7 +73,7 @@ def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path:
     corpus = LabelledTexts(tiny.TEXTS, [0] * 4)
     client, server = defence_of(entry, words.parent).split(base, corpus, bytes(32), tmp_path / "s")
     assert isinstance(client, SanitizedTextClient)
-    sent, original, origin = crossed(client, tiny.TEXTS)
+    sent, original, origin = sent_and_original(client, tiny.TEXTS)
     assert origin is not None
     assert (origin != NO_BELIEF).all()
     assert np.array_equal(sent.ids[origin], original.ids)

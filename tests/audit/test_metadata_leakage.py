@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.audit.metadata_leakage import MIN_PATTERN_TOKENS, entropy, metadata_leakage, pattern
+from milkglass.audit.metadata_leakage import MIN_PATTERN_TOKENS, entropy, metadata_leakage, repetition_pattern
 from milkglass.sequences import Sequences
 
 
@@ -28,7 +28,11 @@ def test_known_figures() -> None:
     assert found.long == 3
     assert found.recognised == pytest.approx(1 / 3)  # twice; the other two have one pattern
     assert found.length_bits == pytest.approx(entropy(np.array([16, 16, 16, 16, 2])))
-    assert pattern(np.array([7, 9, 7])) == pattern(np.array([1, 5, 1])) != pattern(np.array([1, 5, 5]))
+    assert (
+        repetition_pattern(np.array([7, 9, 7]))
+        == repetition_pattern(np.array([1, 5, 1]))
+        != repetition_pattern(np.array([1, 5, 5]))
+    )
 
 
 def test_entropy() -> None:

@@ -17,7 +17,7 @@ from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
-from milkglass.audit.plan import estimated, pairs, speed, turns_of
+from milkglass.audit.plan import estimate, scheduled_attacks, slowness, turns_of
 from milkglass.cli.audit import plan_text
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget, OutOfTime, ended_with
@@ -32,7 +32,7 @@ def test_the_strongest_attacks_come_first(setting: Setting) -> None:
         one.name: one for one in (KNN(), MLC(), TFA(), LanguageModel(), Gram(), ClusterSolve(), Decipherment(), SDA())
     }
     more = replace(it, adversaries=(it.adversaries[0], replace(it.adversaries[1], name="less"), it.adversaries[1]))
-    order = [(turn.name, who.name) for who, turn in pairs(more, turns_of(attacks))]
+    order = [(turn.name, who.name) for who, turn in scheduled_attacks(more, turns_of(attacks))]
     assert [name for name, _ in order] == [
         *("decipherment", "decipherment", "gram", "language-model", "language-model"),
         *("tfa", "tfa", "knn", "mlc", "sda", "mlc", "sda"),
@@ -42,9 +42,9 @@ def test_the_strongest_attacks_come_first(setting: Setting) -> None:
 
 def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     it = scene(setting)
-    monkeypatch.setattr("milkglass.audit.plan.speed", lambda: 2.0)
+    monkeypatch.setattr("milkglass.audit.plan.slowness", lambda: 2.0)
     attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "knn": KNN(), "invbert": InvBert()}
-    plan = estimated(it, attacks, budget=2000)
+    plan = estimate(it, attacks, budget=2000)
     n, d = it.transcript.size, it.transcript.model.width
     sent = len(it.truth.tokens.ids)
 
@@ -54,27 +54,27 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
     both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
     assert plan.seconds == pytest.approx(2 * both)
     assert (plan.attacks, plan.open_ended) == (2, ("Inversion model",))
-    assert estimated(it, attacks, budget=900).open_ended == (), "four times its least time is not there"
+    assert estimate(it, attacks, budget=900).open_ended == (), "four times its least time is not there"
     known = {**attacks, "decipherment": Decipherment()}
     text = it.adversaries[1].knowledge.corpus
     assert text is not None
     more = 1.5 * took(Decipherment.cost, sent + len(text.ids))  # half as much for the one point of the key's budget
-    assert estimated(it, known, 2000).seconds == pytest.approx(2 * (both + more))
+    assert estimate(it, known, 2000).seconds == pytest.approx(2 * (both + more))
 
 
 def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The language model wants 150 s. What comes before it is said to take 100 s, and the chain gets 60 %."""
-    monkeypatch.setattr("milkglass.audit.plan.speed", lambda: 1.0)
+    monkeypatch.setattr("milkglass.audit.plan.slowness", lambda: 1.0)
     monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, tokens=0.0))
     it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
-    plan = estimated(it, attacks, budget=200)
+    plan = estimate(it, attacks, budget=200)
     assert (plan.attacks, plan.open_ended) == (1, ()), "100 s of 200 are left"
     assert plan.late == (LanguageModel.title,), "what others surpass is not missed"
     assert plan.enough == 400, "300 s are left of it"
-    plan = estimated(it, attacks, budget=400)
+    plan = estimate(it, attacks, budget=400)
     assert (plan.attacks, plan.late) == (2, ()) and math.isnan(plan.enough)
-    assert ClusterSolve.title in estimated(it, attacks, budget=160).late, "60 % of it is too little for the chain"
-    line = plan_text(estimated(it, attacks, budget=200), "4m")
+    assert ClusterSolve.title in estimate(it, attacks, budget=160).late, "60 % of it is too little for the chain"
+    line = plan_text(estimate(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 
 
@@ -108,4 +108,4 @@ def test_a_block_is_ended_with_a_budget_and_only_inside() -> None:
 
 
 def test_this_machine_is_measured() -> None:
-    assert 0.05 < speed() < 50
+    assert 0.05 < slowness() < 50

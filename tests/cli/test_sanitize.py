@@ -38,8 +38,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def commonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the list of English words the first 2,000: a table of 40 words needs no more."""
-    known = dict(islice(word_list.english().items(), 2000))
-    monkeypatch.setattr(word_list, "english", lambda: known)
+    known = dict(islice(word_list.english_frequencies().items(), 2000))
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: known)
 
 
 def rows_file(tmp_path: Path, count: int = 600) -> Path:

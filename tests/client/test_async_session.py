@@ -108,7 +108,7 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
     async def run() -> None:
         async with await AsyncSession.open(key, PASSPHRASE, server.url, TOKEN) as session:
             await (await session.generate("scrambled", tiny.TEXTS[0], Sampling(max_tokens=1))).whole()
-            (entry,) = server.app.state.context.loader._entries.values()
+            (entry,) = server.app.state.context.model_cache._entries.values()
             engine = entry.engine.result()
             server.slow_down(engine)
             begun = [asyncio.Event() for _ in range(3)]
@@ -118,7 +118,7 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
                 task.cancel()
             found = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(one, asyncio.CancelledError) for one in found), found
-            await asyncio.to_thread(until, lambda: not server.app_tasks() and not engine.active())
+            await asyncio.to_thread(until, lambda: not server.app_tasks() and not engine.is_active())
             assert server.steps < 70, "an answer ran to its end"
             left = await session.generate("scrambled", tiny.TEXTS[0], long)
             async for _ in left:

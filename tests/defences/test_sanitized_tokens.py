@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from milkglass.audit.defence_scene import crossed, scene_of
+from milkglass.audit.defence_scene import scene_of, sent_and_original
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizedTokensClient
 from milkglass.errors import UsageError
@@ -79,7 +79,7 @@ def test_every_token_becomes_one_of_the_list_of_its_row(halves: tuple[Checkpoint
     """The lists of the paper's formula over all rows but the special ones, computed one row at a time."""
     base, client = halves
     assert isinstance(client, SanitizedTokensClient)
-    sent, original, origin = crossed(client, TEXTS)
+    sent, original, origin = sent_and_original(client, TEXTS)
     assert origin is not None and np.array_equal(origin, np.arange(len(original.ids)))
     table = client.mechanism.table
     candidates = table.candidates
@@ -102,7 +102,7 @@ def test_what_is_sent_is_what_is_graded(halves: tuple[Checkpoint, object]) -> No
     assert isinstance(client, SanitizedTokensClient)
     (one,) = client.send(TEXTS)
     assert isinstance(one, Tokens)
-    assert np.array_equal(one.ids.ids, crossed(client, TEXTS)[0].ids)
+    assert np.array_equal(one.ids.ids, sent_and_original(client, TEXTS)[0].ids)
 
 
 def test_the_channel_attack_has_its_rehearsal(tmp_path: Path) -> None:

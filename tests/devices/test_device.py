@@ -59,9 +59,9 @@ def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "seen", "expected"),
     [
-        ("cuda:1", None, {device.DEVICE: "cuda", device.VISIBLE: "1"}),
-        ("cuda:1", "4,6", {device.DEVICE: "cuda", device.VISIBLE: "6"}),
-        ("cuda", "4,6", {device.DEVICE: "cuda", device.VISIBLE: "4,6"}),
+        ("cuda:1", None, {device.DEVICE: "cuda", device.VISIBLE_GPUS: "1"}),
+        ("cuda:1", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "6"}),
+        ("cuda", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "4,6"}),
         ("cpu", None, {device.DEVICE: "cpu"}),
     ],
 )
@@ -69,20 +69,22 @@ def test_a_child_sees_the_chosen_gpu_first(
     name: str, seen: str | None, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(device.DEVICE, name)
-    given = {device.DEVICE: name, **({} if seen is None else {device.VISIBLE: seen})}
-    assert device.of_child(given) == expected
+    given = {device.DEVICE: name, **({} if seen is None else {device.VISIBLE_GPUS: seen})}
+    assert device.child_variables(given) == expected
 
 
 def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(device.DEVICE, "cpu")
     monkeypatch.setenv("MILKGLASS_PASSPHRASE", "secret")
-    told = worker._environment()
+    told = worker._worker_environment()
     assert told[device.DEVICE] == "cpu"
     assert "MILKGLASS_PASSPHRASE" not in told
 
 
 def test_nothing_is_imported_to_name_a_device() -> None:
-    program = "import sys, milkglass.device as d; d.asked(); assert not {'torch', 'transformers'} & {*sys.modules}"
+    program = (
+        "import sys, milkglass.device as d; d.chosen_name(); assert not {'torch', 'transformers'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -310,7 +310,7 @@ def test_the_bilstm(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def trained() -> tuple[torch.Tensor, list[int]]:
         net = lstm.train(rows, texts, labels, 2, plan, 3, lambda _: None)
-        return net.head.weight.detach().cpu(), lstm.predicted(net, texts).tolist()
+        return net.head.weight.detach().cpu(), lstm.predicted_classes(net, texts).tolist()
 
     (here, classes), (there, again) = both(trained, other, monkeypatch)
     near(there, here, 1e-3)

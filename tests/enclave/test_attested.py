@@ -142,7 +142,7 @@ def test_the_command_fetch_writes_what_intel_signs_beside_the_enclaves_own_quote
     import dcap_qvl
 
     folder, asked = tmp_path / "enclave", list[bytes]()
-    at_rest.prepare(folder, ATTESTED_KIND)
+    at_rest.prepare_folder(folder, ATTESTED_KIND)
     not_signed = call("split", "enclave", "fetch", folder)
     assert not_signed.exit_code == 2 and "sign.sh" in not_signed.stderr
     for name in gramine.SIGNED_FILES[ATTESTED_KIND]:

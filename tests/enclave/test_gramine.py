@@ -65,42 +65,42 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(folder: Path) -> Path:
-    at_rest.prepare(folder, KIND)
+    at_rest.prepare_folder(folder, KIND)
     subprocess.run([folder / gramine.SCRIPT], check=True, timeout=60)
     return folder
 
 
 def raw(kind: str = KIND) -> dict[str, Any]:
-    return tomllib.loads(gramine.manifest(kind))
+    return tomllib.loads(gramine.manifest_template(kind))
 
 
 def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_path: Path) -> None:
     folder = prepared(tmp_path / "enclave")
-    about, built = at_rest.build(folder, KIND, "tiny", 8, served.server.package)
+    about, built = at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
     assert about.kind == KIND and not built.attested
-    with at_rest.opened(folder.rename(tmp_path / "moved")) as enclave:
+    with at_rest.open_enclave(folder.rename(tmp_path / "moved")) as enclave:
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
         assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()
         assert enclave.text(TEXT, "", 100, RnmSettings(None)).changed == 0
     with pytest.raises(UsageError, match="moved holds"):
-        at_rest.build(tmp_path / "moved", KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "moved", KIND, "tiny", 8, served.server.package)
 
 
 def test_each_step_names_the_one_before_it(served: Served, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
     with pytest.raises(UsageError, match="prepared for gramine-direct") as error:
-        at_rest.build(folder, KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
     assert "split enclave prepare" in error.value.hint
-    at_rest.prepare(folder, KIND)
+    at_rest.prepare_folder(folder, KIND)
     with pytest.raises(UsageError, match=r"milkglass-enclave\.manifest") as error:
-        at_rest.build(folder, KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
     assert str(folder / "sign.sh") in error.value.hint
     with pytest.raises(UsageError, match="prepared for gramine-sgx"):
-        at_rest.build(folder, "gramine-sgx", "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, "gramine-sgx", "tiny", 8, served.server.package)
     with pytest.raises(UsageError, match="exists"):
-        at_rest.prepare(folder, KIND)
+        at_rest.prepare_folder(folder, KIND)
     with pytest.raises(UsageError, match="'process'"):
-        at_rest.prepare(tmp_path / "other", "process")
+        at_rest.prepare_folder(tmp_path / "other", "process")
 
 
 def test_a_build_that_fails_leaves_the_folder_as_it_was_prepared(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_build_that_fails_leaves_the_folder_as_it_was_prepared(tmp_path: Path)
     folder = prepared(tmp_path / "enclave")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(EnclaveError, match="the provider refuses"):
-        at_rest.build(folder, KIND, "tiny", 8, refused)
+        at_rest.build_enclave(folder, KIND, "tiny", 8, refused)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("kind", gramine.SIGNED_FILES)
 def test_the_manifest_lets_nothing_else_in(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
-    at_rest.prepare(folder, kind)
+    at_rest.prepare_folder(folder, kind)
     text = (folder / gramine.MANIFEST).read_text("utf-8")
     assert str(tmp_path) not in text, "the client's folder decides nothing of the measurement"
     one = raw(kind)

@@ -51,13 +51,13 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture(scope="module")
 def built(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("client") / "enclave"
-    at_rest.build(folder, "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.package)
     return folder
 
 
 @pytest.fixture(scope="module")
 def enclave(built: Path) -> Iterator[Enclave]:
-    with at_rest.opened(built) as running:
+    with at_rest.open_enclave(built) as running:
         yield running
 
 
@@ -106,7 +106,7 @@ def test_the_same_text_has_the_same_substitutes_after_a_restart(built: Path, enc
     assert one.vectors != enclave.text(PRIVATE + " again", "", 100, RnmSettings(3.0)).vectors[: len(one.vectors)]
     other = shutil.copytree(built, tmp_path / "copy")
     for _ in range(2):
-        with at_rest.opened(other) as again:
+        with at_rest.open_enclave(other) as again:
             assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
 
 
@@ -139,23 +139,23 @@ def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> No
 
 
 def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served, tmp_path: Path) -> None:
-    at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     read = 0
-    with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
+    with at_rest.open_enclave(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         for row in range(10_000):
             running.rows([row % 300])
             read += 1
     assert 1000 <= read < 1200, "a burst of 1,000, then 1 a second"
-    with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
+    with at_rest.open_enclave(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         running.rows(list(range(60)))  # a restart fills no bucket
 
 
 def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> None:
     """The level is written before the rows leave: killing the process again and again reads no more of the table."""
-    at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     read = 0
     for _ in range(5):
-        with at_rest.opened(tmp_path / "enclave") as running, suppress(EnclaveError):
+        with at_rest.open_enclave(tmp_path / "enclave") as running, suppress(EnclaveError):
             running.rows(list(range(300)))
             read += 300
             os.kill(running._process.pid, signal.SIGKILL)
@@ -166,16 +166,16 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
     """Removing the state, taking another build's, opening twice: none of it gives a full bucket."""
     one, two = (shutil.copytree(built, tmp_path / name) for name in ("one", "two"))
     (one / at_rest.STATE).unlink()
-    with pytest.raises(EnclaveError, match=r"no state\.bin"), at_rest.opened(one):
+    with pytest.raises(EnclaveError, match=r"no state\.bin"), at_rest.open_enclave(one):
         pass
-    at_rest.build(tmp_path / "new", "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(tmp_path / "new", "process", "tiny", 8, served.server.package)
     shutil.copy(tmp_path / "new" / at_rest.STATE, one)
     shutil.copy(tmp_path / "new" / at_rest.SECRET, one)
-    with pytest.raises(EnclaveError, match="does not open"), at_rest.opened(one):
+    with pytest.raises(EnclaveError, match="does not open"), at_rest.open_enclave(one):
         pass
     fresh = (two / at_rest.STATE).read_bytes()
-    with at_rest.opened(two) as running:
-        with pytest.raises(UsageError, match="open already"), at_rest.opened(two):
+    with at_rest.open_enclave(two) as running:
+        with pytest.raises(UsageError, match="open already"), at_rest.open_enclave(two):
             pass
         sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED, at_rest.SECRET))
         with pytest.raises(EnclaveError, match="holds a table already"):
@@ -183,7 +183,7 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
         with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
             other.open(sealed, secret, b"", two / at_rest.TOKENIZER, [1] * 300)
         assert running.rows([5])
-    with at_rest.opened(two) as running:
+    with at_rest.open_enclave(two) as running:
         assert running.rows([5]), "the lock ends with its block"
 
 
@@ -257,9 +257,9 @@ def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) ->
 def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, enclave: Enclave) -> None:
     other, corpus = tmp_path / "other", tmp_path / "corpus.txt"
     corpus.write_text("\n".join([PRIVATE] * 5 + tiny.TEXTS), "utf-8")
-    at_rest.build(other, "process", "tiny", 8, served.server.package, corpus)
+    at_rest.build_enclave(other, "process", "tiny", 8, served.server.package, corpus)
     settings = RnmSettings(3.0, p=0.0, share=0.2)
-    with at_rest.opened(other) as running:
+    with at_rest.open_enclave(other) as running:
         assert running.text(PRIVATE, "", 100, settings).changed < enclave.text("zq zq", "", 100, settings).private
         assert running.text("zqx", "", 100, settings).changed > 0, "tokens that the corpus lacks are sensitive"
 
@@ -309,8 +309,8 @@ def test_a_locked_process_cannot(what: str, tmp_path: Path) -> None:
     code = f"""
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from milkglass.enclave.lockdown import lock
-lock()
+from milkglass.enclave.lockdown import lock_down
+lock_down()
 try:
     {TRIES[what]}
 except (PermissionError, OSError):
@@ -327,7 +327,8 @@ except (PermissionError, OSError):
 
 
 def test_a_locked_process_reads_files() -> None:
-    code = "from milkglass.enclave.lockdown import lock\nlock()\nopen('/proc/self/status').read()\nraise SystemExit(9)"
+    imported = "from milkglass.enclave.lockdown import lock_down\nlock_down()\n"
+    code = f"{imported}open('/proc/self/status').read()\nraise SystemExit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 9
 
 
@@ -341,7 +342,7 @@ def test_an_unknown_machine_is_refused() -> None:
 def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, tmp_path: Path, when: str) -> None:
     built = shutil.copytree(built, tmp_path / "copy")
     before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
-    with at_rest.opened(built) as running:
+    with at_rest.open_enclave(built) as running:
         if when == "at work":
             running.text(PRIVATE, "", 100, ALL)
         os.kill(running._process.pid, signal.SIGKILL)
@@ -366,7 +367,7 @@ def test_a_provider_that_wants_attestation_refuses_a_process(model: Path, tmp_pa
 
     strict = serving(model, tmp_path / "home", unattested=False)
     with strict as served, pytest.raises(RemoteError, match="not attested"):
-        at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"
 
 
@@ -375,14 +376,14 @@ def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) ->
     for number, (name, content) in enumerate({**changes, "tokenizer/tokenizer.json": b"{}"}.items()):
         other = shutil.copytree(built, tmp_path / str(number))
         (other / name).write_bytes(content)
-        with pytest.raises(EnclaveError), at_rest.opened(other):
+        with pytest.raises(EnclaveError), at_rest.open_enclave(other):
             pass
     for name in changes:
         lost = shutil.copytree(built, tmp_path / f"without {name}")
         (lost / name).unlink()
-        with pytest.raises(EnclaveError, match=f"no {name}"), at_rest.opened(lost):
+        with pytest.raises(EnclaveError, match=f"no {name}"), at_rest.open_enclave(lost):
             pass
-    with pytest.raises(UsageError, match="no enclave"), at_rest.opened(tmp_path):
+    with pytest.raises(UsageError, match="no enclave"), at_rest.open_enclave(tmp_path):
         pass
     with pytest.raises(UsageError, match="magic"):
         Enclave("magic", tmp_path)
@@ -432,6 +433,6 @@ def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(
         lambda self, name, *rest, **more: asked.append(name) or plain(self, name, *rest, **more),
     )
     with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="pre-tokenizer Split"):
-        at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     assert asked == ["challenge", "release"], "no candidate lists, which take long, are computed before"
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"

@@ -43,7 +43,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def tokens(tokenizer: Any, messages: list[dict[str, str]], instruction: str = "") -> prompt.PromptTokens:
-    return prompt.of_chat(tokenizer, messages, 500, instruction)
+    return prompt.chat_tokens(tokenizer, messages, 500, instruction)
 
 
 def private(tokenizer: Any, messages: list[dict[str, str]]) -> list[str]:
@@ -94,7 +94,7 @@ def test_a_template_that_does_anything_else_with_a_message_is_refused(tokenizer:
     tokenizer.chat_template = template
     messages = [{"role": "user", "content": "my father has a fever"}, {"role": "assistant", "content": "since when"}]
     with pytest.raises(CodecError, match="message's text") as caught:
-        prompt.of_chat(tokenizer, messages, 500)
+        prompt.chat_tokens(tokenizer, messages, 500)
     assert "father" not in str(caught.value)
 
 
@@ -210,9 +210,9 @@ def test_tokens_that_read_as_another_text_are_refused(tokenizer: Any) -> None:
 
     pieces = prompt.text_pieces("my father has a fever", "")
     with pytest.raises(EnclaveError, match="another text") as caught:
-        prompt.tokens(Lying(), pieces, 100, special=True)
+        prompt.prompt_tokens(Lying(), pieces, 100, special=True)
     assert "father" not in str(caught.value)
-    assert prompt.tokens(tokenizer, pieces, 100, special=True).private.any()
+    assert prompt.prompt_tokens(tokenizer, pieces, 100, special=True).private.any()
 
 
 def opened_table(folder: Path, known: Any) -> OpenTable:
@@ -290,9 +290,9 @@ def test_a_published_tokenizer_may_be_a_providers() -> None:
         "我父亲发烧了",
         "a\tb\r\n",
     ):
-        assert prompt.tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
+        assert prompt.prompt_tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
     with pytest.raises(EnclaveError, match="another text"):
-        prompt.tokens(known, prompt.text_pieces("bell\x06", ""), 100, special=True)
+        prompt.prompt_tokens(known, prompt.text_pieces("bell\x06", ""), 100, special=True)
 
 
 def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_text(folder: Path, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_tex
     added = {"normalizer": {"type": "Lowercase"}, "added_tokens": [*whole["added_tokens"], word]}
     known = load_tokenizer(rewritten(folder, tmp_path / "added", **added), provider=True)
     for text in ("Fever", "my father has a Fever", "my father has a dog"):
-        assert prompt.tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
+        assert prompt.prompt_tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_template_may_strip_messages(tokenizer: Any, content: str) -> None:
 def test_special_tokens_among_the_users_are_refused(folder: Path) -> None:
     """A provider whose tokenizer calls ordinary words special would read them."""
     known = load_tokenizer(folder)
-    own = prompt.tokens(known, prompt.text_pieces("my father has a fever", ""), 100, special=True)
+    own = prompt.prompt_tokens(known, prompt.text_pieces("my father has a fever", ""), 100, special=True)
     opened = opened_table(folder, known)
     package = opened.package
     word = int(own.ids[own.private][1])

@@ -32,13 +32,13 @@ def own() -> X25519PrivateKey:
 
 
 def sent(own: X25519PrivateKey, content: bytes) -> bytes:
-    return b"".join(release.encrypted(content, own.public_key().public_bytes_raw(), NONCE))
+    return b"".join(release.encrypt_package(content, own.public_key().public_bytes_raw(), NONCE))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> None:
     content = np.random.default_rng(size).bytes(size)
-    assert release.decrypted(sent(own, content), own, NONCE) == content
+    assert release.decrypt_package(sent(own, content), own, NONCE) == content
 
 
 def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
@@ -53,17 +53,17 @@ def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519Priva
         bytes(32) + whole[32:],
     ):  # fmt: skip
         with pytest.raises(EnclaveError):
-            release.decrypted(bad, own, NONCE)
+            release.decrypt_package(bad, own, NONCE)
 
 
 def test_another_enclave_or_nonce_cannot_read_it(own: X25519PrivateKey) -> None:
     whole = sent(own, b"the table")
     with pytest.raises(EnclaveError):
-        release.decrypted(whole, X25519PrivateKey.generate(), NONCE)
+        release.decrypt_package(whole, X25519PrivateKey.generate(), NONCE)
     with pytest.raises(EnclaveError):
-        release.decrypted(whole, own, bytes(32))
+        release.decrypt_package(whole, own, bytes(32))
     with pytest.raises(EnclaveError, match="X25519"):
-        list(release.encrypted(b"x", bytes(32), NONCE))
+        list(release.encrypt_package(b"x", bytes(32), NONCE))
 
 
 def test_the_report_data_binds_the_key_and_the_nonce() -> None:
@@ -222,7 +222,9 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         data = release.report_data(public, bytes.fromhex(nonce))
         quote = base64.b64encode(software_quote("process", "", data)).decode()
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
-        assert TablePackage.from_bytes(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
+        assert (
+            TablePackage.from_bytes(release.decrypt_package(answer, own, bytes.fromhex(nonce))).files == package().files
+        )
     assert calls == [1]
 
 
@@ -253,7 +255,7 @@ def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
             base64.b64encode(one).decode() for one in (Quote(enclave=report(data=data)).bytes(), collateral)
         )
         request = ReleaseRequest(nonce=nonce, public=public.hex(), quote=raw, collateral=answers)
-        return release.decrypted(b"".join(gate.release(request)), own, bytes.fromhex(nonce))
+        return release.decrypt_package(b"".join(gate.release(request)), own, bytes.fromhex(nonce))
 
     good = Collateral()
     assert TablePackage.from_bytes(released(good.content())).files == package().files

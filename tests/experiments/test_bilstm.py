@@ -13,7 +13,7 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import bilstm
-from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, mixed, scrambled, seeded_key
+from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, row_map, scrambled, seeded_key
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import (
     PADDING,
@@ -22,11 +22,11 @@ from milkglass.experiments.procedures.lstm import (
     BiLSTM,
     LSTMTraining,
     WordTable,
-    batched,
-    ordinary,
+    is_word_id,
+    length_batches,
     padded,
-    predicted,
-    split,
+    predicted_classes,
+    split_words,
     train,
 )
 from milkglass.experiments.runs import unpack_answers
@@ -79,7 +79,7 @@ def sentences(count: int, seed: int) -> list[tuple[str, int]]:
     ],
 )
 def test_words_of_a_text(text: str, words: list[str]) -> None:
-    assert split(text) == words
+    assert split_words(text) == words
 
 
 def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordTable) -> None:
@@ -89,13 +89,13 @@ def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordT
     assert table.ids("W1X nothing , w0x") == [3, UNKNOWN, 2]
     assert table.ids(" , ") == [UNKNOWN]
     assert table.text(np.array([3, PADDING, UNKNOWN, 2])) == "w1x <unk> w0x"
-    assert np.flatnonzero(~ordinary(len(table))).tolist() == list(SPECIAL)
+    assert np.flatnonzero(~is_word_id(len(table))).tolist() == list(SPECIAL)
 
 
 # --- the scheme -------------------------------------------------------------------------------------------------------
 def test_row_sigma_i_is_row_i_of_the_mixture(table: WordTable) -> None:
     key = seeded_key(table, "a root", SCHEME)
-    mixture = mixed(table, key, SCHEME)
+    mixture = row_map(table, key, SCHEME)
     rows = scrambled(table, key, mixture)
     everything = mixture.apply(table.rows, np.arange(len(table)))
     assert torch.equal(rows[torch.from_numpy(key.sigma).long()], everything)
@@ -103,7 +103,7 @@ def test_row_sigma_i_is_row_i_of_the_mixture(table: WordTable) -> None:
         assert torch.equal(rows[int(key.sigma[special])], table.rows[special])
     assert not torch.isclose(everything[2:], table.rows[2:]).all(1).any()  # no word's row is its own
     again = seeded_key(table, "a root", SCHEME)
-    assert torch.equal(scrambled(table, again, mixed(table, again, SCHEME)), rows)
+    assert torch.equal(scrambled(table, again, row_map(table, again, SCHEME)), rows)
     assert not np.array_equal(seeded_key(table, "another", SCHEME).sigma, key.sigma)
     assert seeded_key(table, "a root", None).sigma.tolist() == list(range(122))
 
@@ -126,7 +126,7 @@ def test_permuting_table_and_ids_changes_nothing(table: WordTable) -> None:
 def test_batches_hold_each_text_once_and_texts_of_like_lengths() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, size=1030)
     torch.manual_seed(1)
-    first, second = batched(lengths, 16), batched(lengths, 16)
+    first, second = length_batches(lengths, 16), length_batches(lengths, 16)
     for found in (first, second):
         assert sorted(np.concatenate(found).tolist()) == list(range(1030))
         assert max(map(len, found)) == 16
@@ -144,7 +144,7 @@ def test_training_learns_and_is_of_the_seed_alone(table: WordTable) -> None:
     before = torch.get_rng_state()
     net = train(table.rows, texts, labels, 2, SMALL, 3, lines.append)
     assert torch.equal(torch.get_rng_state(), before)
-    assert (predicted(net, texts) == labels).mean() > 0.97
+    assert (predicted_classes(net, texts) == labels).mean() > 0.97
     assert lines[0].startswith("epoch 1 of 6, step 0 of 15, loss 0.")
     assert torch.equal(net.table.weight, table.rows)  # the vectors stay
     again = train(table.rows, texts, labels, 2, SMALL, 3, lines.append)
@@ -245,9 +245,9 @@ def test_the_transcript_holds_what_crosses_and_nothing_else(tmp_path: Path, glov
     recipe = BiLSTMRecipe.read(write_recipe(tmp_path, glove))
     key = seeded_key(table, "a root", SCHEME)
     texts = table.encoded(text for text, _ in sentences(50, 4))
-    mixture = mixed(table, key, SCHEME)
+    mixture = row_map(table, key, SCHEME)
     rows = scrambled(table, key, mixture)
-    scene = bilstm.assembled(recipe, table, rows, key, SCHEME, mixture, texts)
+    scene = bilstm.attack_scene(recipe, table, rows, key, SCHEME, mixture, texts)
     assert torch.equal(scene.transcript.table, rows)
     sent = scene.transcript.tokens
     assert len(sent) == 40 and scene.truth.tokens.ids.tolist() == scene.texts.original.ids.tolist()

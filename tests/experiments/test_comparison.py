@@ -24,7 +24,7 @@ from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
-from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, train_cell
+from milkglass.experiments.procedures.trials import TrialData, _write_rows, secret_of, train_cell
 from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, pack_answers, unpack_answers
@@ -147,7 +147,7 @@ def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any
 
 def test_what_the_client_does_alone_is_a_row(done: tuple[Path, dict[str, Any]], data: Path) -> None:
     """The client's model over the first seed's training rows, counted by hand on the held-out ones."""
-    one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare=8)
+    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare=8)
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
     answers = [int(fitted.predict([text])[0]) for text in one.held_out.texts]
     right = sum(answer == label for answer, label in zip(answers, one.held_out.labels, strict=True))
@@ -234,7 +234,7 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
     """By hand: the sum of the server's logits and the client's own log-probabilities. A record of earlier code, without
     logits, is made again and gives the same."""
     cells = done[0].parent / "cells"
-    one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare=8)
+    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare=8)
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
     own = fitted.log_probabilities(one.held_out.texts, None, 2)
     kept = done[1]["predictions"]
@@ -326,7 +326,7 @@ def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: 
     rows = LabelledTexts(tiny.TEXTS, [0, 1, 0, 1])
     client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
     assert isinstance(client, TokenClient)
-    _write(client, rows, rows.labels, "classification", tmp_path / "rows.safetensors")
+    _write_rows(client, rows, rows.labels, "classification", tmp_path / "rows.safetensors")
     (sent,) = client.send(rows.texts)
     assert isinstance(sent, Tokens)
     kept = TrainingDataset(tmp_path / "rows.safetensors", "classification", 512)
@@ -374,7 +374,7 @@ def test_means_and_deviations_of_seeds(recipe: Path) -> None:
     several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
     measured = {("d", name, seed): records({"accuracy": v}) for (name, seed), v in values.items()}
-    assert numbers(comparison._over_seeds(several, measured)) == {
+    assert numbers(comparison._mean_figures(several, measured)) == {
         "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
         "accuracy, d, plain, median": 91.0, "accuracy, d, plain, least": 90.0, "accuracy, d, plain, most": 92.0,
         "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5),
@@ -387,7 +387,7 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
     entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
 
     def texts(seed: int) -> list[str]:
-        found = comparison.problem("small", entry, data, seed)
+        found = comparison.trial_data("small", entry, data, seed)
         assert isinstance(found, TrialData)
         return list(found.train.texts)
 
@@ -432,10 +432,10 @@ def test_a_kind_with_nothing_to_share_has_no_cache(tmp_path: Path) -> None:
 
 def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(data: Path) -> None:
     entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
-    found = comparison.problem("small", entry, data, 1, spare=8)
+    found = comparison.trial_data("small", entry, data, 1, spare=8)
     assert len(found.train.texts) == 10 and len(found.others.texts) == 14
     assert not set(found.train.texts) & set(found.others.texts)
-    whole = comparison.problem("small", {**entry, "rows": 16}, data, 1, spare=8)
+    whole = comparison.trial_data("small", {**entry, "rows": 16}, data, 1, spare=8)
     assert len(whole.others.texts) == 8
     private = ["a good film", "very bad"]
     public = ["it is a good  film indeed", "good film", "a good film", "very bad", "very badly", "this is fine", "ad"]

@@ -34,7 +34,7 @@ def test_a_defence_is_on_the_frontier_where_no_other_is_better_in_both() -> None
     every = frontier.points([FIRST, SECOND], "sst2")
     assert [one.defence for one in every] == ["plain", "good", "worse", "careful"]
     assert every[1] == DefencePoint("sst2", "good", "accuracy", 80.0, 50.0, 10.0, 2.5, 1.5)  # as it is read more
-    assert {one.defence for one in every if not one.beaten(every)} == {"plain", "good", "careful"}
+    assert {one.defence for one in every if not one.is_beaten(every)} == {"plain", "good", "careful"}
     assert frontier.on_frontier(every, None) == [False, True, False, True], "of plain all content is read"
     assert frontier.on_frontier(every, 80.0) == [False] * 4, "a client alone is as good"
 

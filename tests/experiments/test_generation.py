@@ -20,12 +20,12 @@ from milkglass.experiments.kinds.generation import (
     GeneratedAnswers,
     GenerationRecipe,
     InstructionFile,
-    answers,
     attack_figures,
-    ended,
-    followed,
-    graded,
+    cut_at_stop,
+    graded_guess,
     greedy,
+    greedy_answers,
+    instruction_figures,
     loss_figures,
     mean_figures,
     row_losses,
@@ -71,7 +71,7 @@ def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
 def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model).eval()
-    made = answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
+    made = greedy_answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
     return codec, made, numbers(attack_figures(1, base, one, codec, made))
 
 
@@ -98,11 +98,11 @@ def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
     texts = ["the nurse called", "my father has a fever"]
     sent = Sequences.of(codec.encode(texts).ids)
     made = GeneratedAnswers(sent, sent, ("the nurse called", "nothing of this"))
-    perfect = graded(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
+    perfect = graded_guess(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
     assert {name: perfect[name] for name in READ} == {**dict.fromkeys(READ, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
     assert perfect["rouge-1 +-"] == 50, "one text of two"
     nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
-    read_nothing = graded(nothing, codec, made, np.random.default_rng(0))
+    read_nothing = graded_guess(nothing, codec, made, np.random.default_rng(0))
     assert {read_nothing[name] for name in READ} == {0.0}
 
 
@@ -142,7 +142,7 @@ def test_a_rows_loss_is_that_of_its_answers_tokens(base: Checkpoint) -> None:
     [([5, 6, 2, 0, 0], [2], [5, 6, 2]), ([5, 2, 6, 2], [9, 2], [5, 2]), ([5, 6], [2], [5, 6]), ([5], [], [5])],
 )
 def test_an_answer_ends_with_its_stop(ids: list[int], stops: list[int], kept: list[int]) -> None:
-    found: Any = ended(np.array(ids), stops)
+    found: Any = cut_at_stop(np.array(ids), stops)
     assert found.tolist() == kept
 
 
@@ -162,11 +162,11 @@ def test_instructions_are_graded_by_their_rules(
     with monkeypatch.context() as patch:
         patch.setattr(generation, "greedy", lambda *_: [answered, answered])
         kept: dict[str, str] = {}
-        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
+        found = instruction_figures(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
         values = numbers(found)
     assert values["ifeval prompt strict, v"] == 50 and values["ifeval instruction strict, v"] == 50
     assert unpack_answers(kept["ifeval strict, v"]).tolist() == [1, 0]
-    again = followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})
+    again = instruction_figures(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})
     assert [one.name for one in again] == [one.name for one in found]
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)

@@ -15,7 +15,7 @@ import pytest
 from milkglass.experiments import runs
 from milkglass.experiments.recipe import CUT
 from milkglass.experiments.record import BESIDE, read
-from milkglass.experiments.runs import commits, unpack_answers
+from milkglass.experiments.runs import commits_of, unpack_answers
 from tests.experiments.running import figures as figures_of
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_every_recipe_result_is_looked_at() -> None:
 
 def fault(made: dict[str, Any]) -> str | None:
     """Why the code of a result is not one commit's; None: it is."""
-    found = list(commits(made))
+    found = list(commits_of(made))
     if not all(found):
         return "a run outside a checkout"
     changed = [one for one in found if one.endswith("+")]
@@ -46,7 +46,7 @@ def fault(made: dict[str, Any]) -> str | None:
 
 def lost(made: dict[str, Any]) -> list[str]:
     """The commits that a result names and the history lacks."""
-    return [one for one in commits(made) if git("merge-base", "--is-ancestor", one, "HEAD").returncode]
+    return [one for one in commits_of(made) if git("merge-base", "--is-ancestor", one, "HEAD").returncode]
 
 
 def test_code_that_differs_from_its_commit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ NAMES = [path.stem for path in RESULTS]
 def test_no_results_rouge_compares_stems() -> None:
     with_rouge = [name for name in NAMES if any("rouge" in figure for figure in figures_of(shipped(name)))]
     old = [
-        any(git("merge-base", "--is-ancestor", UNSTEMMED, one).returncode for one in commits(made_of(name)))
+        any(git("merge-base", "--is-ancestor", UNSTEMMED, one).returncode for one in commits_of(made_of(name)))
         for name in with_rouge
     ]
     assert not [name for name, stemmed in zip(with_rouge, old, strict=True) if stemmed]

@@ -20,14 +20,14 @@ from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
-from milkglass.experiments.kinds.attacks import split as split_texts
+from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked_rows_by_attacker
+from milkglass.experiments.kinds.attacks import split_texts as split_texts
 from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import numbers, over, records
+from milkglass.experiments.record import merged_records, numbers, records
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
@@ -478,16 +478,16 @@ def small(**changes: Any) -> AttackRecipe:
 
 def test_a_share_of_the_private_texts_is_drawn_by_the_seed() -> None:
     public = {"none": ["rest"], "few": ["private 0.5 %"], "some": ["rest", "private 10 %"], "all": ["private 100 %"]}
-    found = leaked(small(public=public))
+    found = leaked_rows_by_attacker(small(public=public))
     assert {who: len(one) for who, one in found.items()} == {"few": 1, "some": 20, "all": 200}
     assert set(found["few"]) < set(found["some"]) < set(found["all"]) == set(range(200))
-    assert all(np.array_equal(one, leaked(small(public=public))[who]) for who, one in found.items())
-    assert not np.array_equal(found["some"], leaked(small(public=public, seed=2))["some"])
+    assert all(np.array_equal(one, leaked_rows_by_attacker(small(public=public))[who]) for who, one in found.items())
+    assert not np.array_equal(found["some"], leaked_rows_by_attacker(small(public=public, seed=2))["some"])
     for wrong in ("private 0 %", "private 101 %", "private half", "private 10%", "private -1 %"):
         with pytest.raises(UsageError, match=f"'{wrong}'"):
-            leaked(small(public={"same": [wrong]}))
+            leaked_rows_by_attacker(small(public={"same": [wrong]}))
     with pytest.raises(UsageError, match="same .*2 shares"):
-        leaked(small(public={"same": ["private 1 %", "private 2 %"]}))
+        leaked_rows_by_attacker(small(public={"same": ["private 1 %", "private 2 %"]}))
 
 
 def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> None:
@@ -553,12 +553,12 @@ def test_a_private_text_is_never_public(tmp_path: Path) -> None:
 
 def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
     """What was done then is not done again, so the commit that ended it alone would be a false witness."""
-    recipes.begun(tmp_path)
+    recipes.record_begun(tmp_path)
     now = recipes.provenance(tmp_path)
     assert set(now) == {"milkglass", "commit", "date"}
     older = {**now, "commit": "0123456789ab"}
     (tmp_path / "begun.json").write_text(json.dumps(older))
-    recipes.begun(tmp_path)
+    recipes.record_begun(tmp_path)
     assert recipes.provenance(tmp_path) == {**now, "begun": older}
     (tmp_path / "begun.json").unlink()
     assert recipes.provenance(tmp_path)["begun"] == {"commit": "not recorded"}
@@ -567,10 +567,10 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
 def test_figures_over_keys_are_a_median_and_a_range() -> None:
     each = [records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))]
     spread = {"least": np.min, "most": np.max}
-    assert numbers(over(each, np.median, spread, "keys")) == {
+    assert numbers(merged_records(each, np.median, spread, "keys")) == {
         "top": 8.0, "top +-": 2.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0,
         "tokens, most": 7.0,
     }  # fmt: skip
-    assert over(each[:1], np.median, spread, "keys") == each[0]
-    some = numbers(over([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
+    assert merged_records(each[:1], np.median, spread, "keys") == each[0]
+    some = numbers(merged_records([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
     assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0), "b applies under one key only"

@@ -17,7 +17,7 @@ from milkglass.experiments.kinds.classification import ClassificationRecipe
 from milkglass.experiments.recipe import reason_for, settings
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.reproduce import KINDS
-from milkglass.experiments.runs import newest
+from milkglass.experiments.runs import newest_message
 from tests.experiments.running import figures as figures_of
 from tests.experiments.test_recipes import ALL, RUN, result_of, shipped
 
@@ -224,11 +224,11 @@ def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:
 
 def test_what_a_worker_told_last(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert newest(path) == ""
+    assert newest_message(tmp_path) == ""
     old = '{"time": 1, "type": "metrics", "message": "step 1 of 9, loss 2.0000", "data": {"step": 1}}\n'
     path.write_text(old + '{"time": 2, "message": "checkpoint at step 1"}\n{"time": 3, "type": "metr', "utf-8")
-    assert newest(path) == "step 1 of 9, loss 2.0000"
-    assert newest(path, len(old)) == ""
+    assert newest_message(tmp_path) == "step 1 of 9, loss 2.0000"
+    assert newest_message(tmp_path, len(old)) == ""
 
 
 def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path)
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from milkglass.experiments.kinds.classification import predicted
+    from milkglass.experiments.kinds.classification import predicted_classes
     from milkglass.metrics.glue import MEASURES
     from tests import tiny
     from tests.server.kit import rows_file
@@ -253,7 +253,7 @@ def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path)
     own = (logits[:, 1] - logits[:, 0]).numpy()
     truth = draw.integers(0, 2, len(rows))
     (tmp_path / "v.safetensors").write_bytes(rows_file(rows, truth.tolist()))
-    guess, labels = predicted(tmp_path / "tuned", tmp_path / "v.safetensors", 64)
+    guess, labels = predicted_classes(tmp_path / "tuned", tmp_path / "v.safetensors", 64)
     assert np.array_equal(labels, truth)
     assert np.array_equal(guess, (own > 0).astype(int))
     assert MEASURES["accuracy"](guess, labels, draw).value == pytest.approx(float(((own > 0) == truth).mean()))

@@ -15,9 +15,9 @@ from transformers import BertConfig, BertForMaskedLM
 from milkglass.attacks.gradients.optimisation import grab
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows
-from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
+from milkglass.experiments.kinds.shared_training import SharedTraining, held_out_mask
 from milkglass.experiments.procedures import theory
-from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
+from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
 from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
 from milkglass.experiments.recipe import from_entries
@@ -214,8 +214,8 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
     assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
     assert 0 < found["accuracy +-"] <= 0.5 and 0 < found["f1 +-"] <= 0.5
     assert rows.labels is not None
-    assert constant(rows.labels, seed=0) == found
-    three = constant(np.array([0, 1, 1, 2]), seed=0)
+    assert constant_answer_figures(rows.labels, seed=0) == found
+    three = constant_answer_figures(np.array([0, 1, 1, 2]), seed=0)
     assert (three["accuracy"], three["f1"]) == (0.5, pytest.approx((4 / 6) / 3))
     assert 0 < three["accuracy +-"] <= 0.5 and 0 < three["f1 +-"] <= 0.5
 
@@ -236,12 +236,12 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
 
 def test_of_each_class_alike_many_are_held_out() -> None:
     labels = np.array([0, 0, 1, 0, 0, 0, 1, 1, 1, 1])
-    assert np.flatnonzero(held_out(labels, 10, 0.2)).tolist() == [0, 2]
-    assert np.flatnonzero(held_out(None, 10, 0.3)).tolist() == [0, 1, 2]
-    assert held_out(np.arange(10) % 3, 10, 0.4).sum() == 4, "as many as were asked for"
+    assert np.flatnonzero(held_out_mask(labels, 10, 0.2)).tolist() == [0, 2]
+    assert np.flatnonzero(held_out_mask(None, 10, 0.3)).tolist() == [0, 1, 2]
+    assert held_out_mask(np.arange(10) % 3, 10, 0.4).sum() == 4, "as many as were asked for"
     for odd in (np.arange(10), np.array([0] * 9 + [1])):
         with pytest.raises(UsageError, match="2 of 10 rows .*class"):
-            held_out(odd, 10, 0.2)
+            held_out_mask(odd, 10, 0.2)
     with pytest.raises(UsageError, match="10 of 10 rows"):
         LocalTraining(rows=10, held_out=10)
     assert LocalTraining(rows=10, held_out=4).share == pytest.approx(0.4) and LocalTraining().share == 0.2
@@ -258,7 +258,7 @@ def test_theory_by_hand(data: Path) -> None:
     other = PrivateRows(Sequences.of([[5, 6, 20], [8, 21]]), np.array([0, 1]))
     losses, gradients = theory.deviations(before, texts, other)
     assert (losses > 0).all() and (gradients > 0).all()
-    assert theory.line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == theory.FittedLine(2, -1)
+    assert theory.fitted_line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == theory.FittedLine(2, -1)
 
 
 def test_no_slope_is_made_of_rounding() -> None:
@@ -266,8 +266,8 @@ def test_no_slope_is_made_of_rounding() -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         x, y = np.full(100, rng.uniform(2, 12)), rng.uniform(0, 5, 100)
-        assert theory.line(x, y) is None
-    assert theory.line(np.array([2.0, 2.0 + 1e-6]), np.array([0.0, 1.0])) is not None
+        assert theory.fitted_line(x, y) is None
+    assert theory.fitted_line(np.array([2.0, 2.0 + 1e-6]), np.array([0.0, 1.0])) is not None
 
 
 def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
-from milkglass.experiments.kinds.symbol_generation import SymbolGeneration, loaded
+from milkglass.experiments.kinds.symbol_generation import SymbolGeneration, load_model
 from milkglass.experiments.procedures.fewer_layers import with_layers
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.reproduce import reproduce
@@ -112,7 +112,7 @@ def test_a_symbol_that_the_client_rules_out_can_still_be_the_servers() -> None:
 
 def test_layers_that_are_kept_are_the_models_own(base: Checkpoint, tmp_path: Path) -> None:
     with_layers(base, [1], tmp_path / "one")
-    whole, one = language_model(base), loaded(tmp_path / "one", frozenset())
+    whole, one = language_model(base), load_model(tmp_path / "one", frozenset())
     assert len(one.model.layers) == 1
     whole.model.layers = whole.model.layers[1:2]
     ids = torch.arange(8)[None]
@@ -150,14 +150,14 @@ def test_the_client_alone_has_its_own_figures(base: Checkpoint, done: tuple[Path
         assert known < min(figures[f"loss, 8 symbols, {name}, weight {one}"] for one in (0, 1))
     assert 0 < figures["bits a token, 8 symbols"] < 6
     assert figures["loss, client"] != figures["loss, public"]
-    client = loaded(out / "client" / "result", frozenset())
+    client = load_model(out / "client" / "result", frozenset())
     assert len(client.model.layers) == 1
 
 
 def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path, Path, dict[str, float]]) -> None:
     _, out, _ = done
     codec, client = public_codec(base), language_model(base).eval()
-    server = loaded(out / "8 symbols" / "result", frozenset())
+    server = load_model(out / "8 symbols" / "result", frozenset())
     symbols = torch.zeros(len(codec.sigma), dtype=torch.long)
     pair = AnsweringPair(client, server, CombinedDistribution(symbols, 0.0), end_ids(base.folder))
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])

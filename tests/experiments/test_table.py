@@ -184,7 +184,7 @@ def test_a_quick_table_says_so() -> None:
     assert "<title>small (quick)</title>" in table.html(quick)
     assert "<h1>small (quick)</h1>" in table.html(quick)
     assert "<b>A quick run" in table.html(quick)
-    assert table.words(quick).splitlines()[0] == "small (quick)"
+    assert table.terminal_text(quick).splitlines()[0] == "small (quick)"
     assert table.markdown(quick).splitlines()[0] == "# small \\(quick\\)"
     assert "A quick run" in table.markdown(quick)
     assert "quick" not in table.markdown(full)

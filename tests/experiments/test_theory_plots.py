@@ -20,7 +20,7 @@ def measured(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
 
 def test_every_pair_is_drawn() -> None:
     found = measured()
-    histogram, bounds, growth = theory_plots.figure(found).axes
+    histogram, bounds, growth = theory_plots.theory_figure(found).axes
     assert sum(bar.get_height() for bar in histogram.patches) == 30 and len(histogram.patches) == theory_plots.MAX_BARS
     _, pairs = bounds.lines
     assert pairs.get_xdata().tolist() == found["pairs"]["local"]
@@ -33,9 +33,9 @@ def test_every_pair_is_drawn() -> None:
 def test_alike_pairs_are_drawn_without_a_line() -> None:
     found = measured(spread=0.0)
     assert found["lines"] == {}
-    assert len(theory_plots.figure(found).axes[2].lines) == 2
-    assert "nan" not in theory_plots.drawn(found)
+    assert len(theory_plots.theory_figure(found).axes[2].lines) == 2
+    assert "nan" not in theory_plots.theory_svg(found)
 
 
 def test_a_drawing_is_the_same_again() -> None:
-    assert theory_plots.drawn(measured()) == theory_plots.drawn(measured())
+    assert theory_plots.theory_svg(measured()) == theory_plots.theory_svg(measured())

@@ -84,7 +84,7 @@ def world(root: Path) -> World:
     model = tiny.save("bert", root / "model")
     (root / "files").mkdir()
     files = {name: rows_file(root / "files" / f"{name}.jsonl", 5 + i, i) for i, name in enumerate(NAMES)}
-    ghost = Ghost.open(model, Search(10, 0.5), Selection(), kept=root / "kept")
+    ghost = Ghost.open(model, Search(10, 0.5), Selection(), cache_folder=root / "kept")
     labels = labels_of(list(files.values()))
     for name, path in files.items():
         prepare(path, root / "ready" / name, labels, model, ghost, seed=7)

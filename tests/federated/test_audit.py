@@ -17,7 +17,7 @@ from markupsafe import escape
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
-from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, leakage, require_names
+from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, audit_updates, require_names
 from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, tokens, verdict
@@ -32,7 +32,7 @@ from milkglass.gradient_defences.dropout import Dropout
 from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.table import opened
+from milkglass.sanitizers.table import open_table
 from milkglass.threat.budget import Budget
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -102,7 +102,7 @@ def audited(
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:
     texts = SiteTexts(world.files / f"{site}.jsonl", world.ready / site, world.model)
     recorded = RecordedRun(world.ready.parent, site, world.model)
-    return leakage(AuditedSite(recorded, texts, opened(world.model)[0], public), names, Budget(60))
+    return audit_updates(AuditedSite(recorded, texts, open_table(world.model)[0], public), names, Budget(60))
 
 
 def of(found: UpdateAudit, name: str) -> UpdateResult:
@@ -252,8 +252,8 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
     texts = SiteTexts(world.files / "a.jsonl", world.ready / "a", world.model)
     recorded = RecordedRun(world.ready.parent, "a", world.model)
     for defence in (NoDefence(), Dropout()):
-        site = AuditedSite(recorded, texts, opened(world.model)[0], defence=defence)
-        leakage(site, ["free-tokens"], Budget(60))
+        site = AuditedSite(recorded, texts, open_table(world.model)[0], defence=defence)
+        audit_updates(site, ["free-tokens"], Budget(60))
     assert seen == [(False, True)] * 2 + [(True, True)] * 2
 
 

@@ -15,7 +15,7 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.app import MonitorPage
-from milkglass.monitor.attacker import LiveAttacker, attacking
+from milkglass.monitor.attacker import LiveAttacker, is_attacking
 from milkglass.rows.data_file import Source
 from milkglass.schemes.orthogonal import Orthogonal
 from tests.e2e.proxy import Tap
@@ -75,4 +75,4 @@ def showing(
             page = MonitorPage(key, attacker)
             with proxying(model.codec, upstream, page, token=KEY) as url:
                 yield Shown(url, page, model, key, attacker, tap.heard)
-    until(lambda: not attacking(), 300)  # what the page did not wait for
+    until(lambda: not is_attacking(), 300)  # what the page did not wait for

@@ -21,7 +21,7 @@ from milkglass.engines.upstream import Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.monitor.attacker import LiveAttacker
 from milkglass.monitor.exchanges import ExchangeLog
-from milkglass.monitor.view import NOTHING_READ, MonitorView, level_shown
+from milkglass.monitor.view import NOTHING_READ, MonitorView, banner_level
 from milkglass.proxy.backend import Backend
 from milkglass.rows.data_file import DataFile
 from milkglass.schemes.orthogonal import Orthogonal
@@ -133,25 +133,25 @@ def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown:
 
     async def ticking() -> None:
         nonlocal most
-        made = view.texts.made
+        made = view.texts.work_count
         while True:
             await asyncio.sleep(0)
-            most, made = max(most, view.texts.made - made), view.texts.made
+            most, made = max(most, view.texts.work_count - made), view.texts.made
 
     async def run() -> None:
         ticks = asyncio.ensure_future(ticking())
         first = json.loads(await view.document(-1))
         ticks.cancel()
         assert len(first["exchanges"]) == len(received) == 20
-        made = view.texts.made
+        made = view.texts.work_count
         assert made >= 40 and most <= 4  # two texts, counted and read, between two turns of the other
         for since in (-1, first["version"]):
             again = json.loads(await view.document(since))
-            assert view.texts.made == made and again["attack"] == first["attack"]
+            assert view.texts.work_count == made and again["attack"] == first["attack"]
         assert again["exchanges"] == []
         log.begin_exchange([5, *ids, *ids, 7])
         newest = json.loads(await view.document(first["version"]))
-        assert view.texts.made <= made + 6 and len(newest["exchanges"]) == 1
+        assert view.texts.work_count <= made + 6 and len(newest["exchanges"]) == 1
         assert newest["attack"]["tokens"] > first["attack"]["tokens"]
 
     asyncio.run(run())
@@ -237,7 +237,7 @@ def test_public_text_that_cannot_be_read_is_said_beside_the_models_readings(tmp_
 
 
 def test_nothing_read_is_not_called_some() -> None:
-    assert level_shown("done", 0, 103) == NOTHING_READ
-    assert level_shown("working", 0, 103) == ""
-    assert level_shown("done", 0, 0) == ""
-    assert level_shown("done", 1, 103) == LABELS["some"] and level_shown("working", 60, 103) == LABELS["most"]
+    assert banner_level("done", 0, 103) == NOTHING_READ
+    assert banner_level("working", 0, 103) == ""
+    assert banner_level("done", 0, 0) == ""
+    assert banner_level("done", 1, 103) == LABELS["some"] and banner_level("working", 60, 103) == LABELS["most"]

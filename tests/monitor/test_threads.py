@@ -9,19 +9,19 @@ import sys
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.monitor.attacker import in_thread
+from milkglass.monitor.attacker import run_in_thread
 
 ENDLESS = """
 import asyncio, time
 from milkglass.cli.proxy import leave
-from milkglass.monitor.attacker import in_thread, attacking
+from milkglass.monitor.attacker import is_attacking, run_in_thread
 
 async def work():
-    print("begun", attacking())
+    print("begun", is_attacking())
     try:
-        await asyncio.wait_for(in_thread(lambda: time.sleep(3600)), 0.2)
+        await asyncio.wait_for(run_in_thread(lambda: time.sleep(3600)), 0.2)
     except TimeoutError:
-        print("not done", attacking())
+        print("not done", is_attacking())
 
 asyncio.run(work())
 leave(130)
@@ -29,13 +29,13 @@ leave(130)
 
 
 def test_a_thread_gives_its_value_or_its_error() -> None:
-    assert asyncio.run(in_thread(lambda: 7)) == 7
+    assert asyncio.run(run_in_thread(lambda: 7)) == 7
 
     def fails() -> None:
         raise UsageError("no", "no")
 
     with pytest.raises(UsageError, match="no"):
-        asyncio.run(in_thread(fails))
+        asyncio.run(run_in_thread(fails))
 
 
 def test_a_command_ends_although_an_attack_goes_on() -> None:

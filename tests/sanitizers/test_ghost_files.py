@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ghost(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ghost:
-    return Ghost.open(folder, SEARCH, Selection(), kept=tmp_path_factory.mktemp("kept"))
+    return Ghost.open(folder, SEARCH, Selection(), cache_folder=tmp_path_factory.mktemp("kept"))
 
 
 def lines_file(path: Path, count: int) -> Path:
@@ -119,24 +119,24 @@ def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pyt
         (replace(table, words=("a", "b", "d")), texts, Search()),
         (table, ["a", "b", "d"], Search()),
     ]  # fmt: skip
-    names = [search.digest(*one) for one in given]
-    monkeypatch.setattr(search, "version", lambda: "0.0")
-    names.append(search.digest(table, texts, Search()))
+    names = [search.search_digest(*one) for one in given]
+    monkeypatch.setattr(search, "version", lambda package: "0.0")
+    names.append(search.search_digest(table, texts, Search()))
     assert len({*names}) == len(names)
     monkeypatch.undo()
-    assert search.digest(replace(table, name="other"), texts, Search()) == names[6]
+    assert search.search_digest(replace(table, name="other"), texts, Search()) == names[6]
 
 
 def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
+    first = Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
     kept = list(tmp_path.iterdir())
     assert len(kept) == 1 and kept[0].suffix == ".safetensors"
     monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.search", None)  # would fail if it were called
-    again = Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
-    for name in search.NAMES:
+    again = Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
+    for name in search.ARRAY_DTYPES:
         np.testing.assert_array_equal(getattr(first.candidates, name), getattr(again.candidates, name))
     monkeypatch.undo()
-    Ghost.open(folder, replace(SEARCH, k=11), Selection("nearest"), kept=tmp_path)
+    Ghost.open(folder, replace(SEARCH, k=11), Selection("nearest"), cache_folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     raw, right = kept[0].read_bytes(), load_file(kept[0])
     wrong = [
@@ -149,7 +149,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
     for bad in (raw[:-9], b"", *(save(one, {DIGEST_NOTE: content_digest(one)}) for one in wrong)):
         kept[0].write_bytes(bad)
         with pytest.raises(CorruptCheckpoint, match=r"\.safetensors of the cache"):
-            Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
+            Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cle
 ) -> None:
     source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
     parts, seen = tmp_path / ".out.jsonl.parts", list[bool]()
-    own = files.appearing
+    own = files.new_file
 
     def dying(self: Any) -> None:
         raise KeyboardInterrupt
@@ -255,7 +255,7 @@ def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cle
 
     with monkeypatch.context() as patch:
         patch.setattr(files.FinishedParts, "remove", dying)
-        patch.setattr(files, "appearing", watched)
+        patch.setattr(files, "new_file", watched)
         with pytest.raises(KeyboardInterrupt):
             run(ghost, source, out, None)
     assert seen == [True, True], "the seed goes before anything appears"
@@ -276,7 +276,7 @@ def test_a_death_before_the_file_has_its_name_needs_no_seed_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "appearing", dying)
+        patch.setattr(files, "new_file", dying)
         with pytest.raises(KeyboardInterrupt):
             run(ghost, source, out, None)
     made = json.loads(part.read_text())["rows"]
@@ -292,7 +292,7 @@ def test_a_death_between_the_report_and_the_file_goes_on(
     ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
-    own = files.appearing
+    own = files.new_file
 
     @contextmanager
     def dying(path: Path) -> Iterator[Any]:
@@ -302,7 +302,7 @@ def test_a_death_between_the_report_and_the_file_goes_on(
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "appearing", dying)
+        patch.setattr(files, "new_file", dying)
         with pytest.raises(KeyboardInterrupt):
             run(ghost, source, out, None)
     assert files.report_path(out).is_file() and not out.exists()

@@ -16,7 +16,7 @@ from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.selection import Selection, draw_shadows, nearest, select, worth
+from milkglass.sanitizers.ghost.selection import Selection, draw_shadows, is_worth_measuring, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from tests import tiny
 
@@ -142,8 +142,13 @@ def test_who_is_worth_a_second_measure() -> None:
     rough = np.array([1.0, 1.001, 1.1, 2.0, math.inf, 3.0, 3.5, 3.001])
     owner, widths = np.array([0, 0, 0, 0, 2, 5, 5, 5]), np.array([1, 1, 1, 1, 3, 2, 2, 2])
     good = [True, True, False, False, False, True, False, True]
-    assert worth(rough, owner, widths, np.full(8, 1e-4)).tolist() == good
-    assert worth(rough, owner, widths, np.array([0.1] * 4 + [1e-4] * 4)).tolist() == [True, True, True, *good[3:]]
+    assert is_worth_measuring(rough, owner, widths, np.full(8, 1e-4)).tolist() == good
+    assert is_worth_measuring(rough, owner, widths, np.array([0.1] * 4 + [1e-4] * 4)).tolist() == [
+        True,
+        True,
+        True,
+        *good[3:],
+    ]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway
+from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway_epsilon
 from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
@@ -65,8 +65,10 @@ def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
     asked: list[int] = []
-    full = sanitizer.heads._full
-    monkeypatch.setattr(sanitizer.heads, "_full", lambda places, rng: (asked.append(len(places)), full(places, rng))[1])
+    full = sanitizer.heads._draw_full_tail
+    monkeypatch.setattr(
+        sanitizer.heads, "_draw_full_tail", lambda places, rng: (asked.append(len(places)), full(places, rng))[1]
+    )
     x = words.vectors.astype(np.float64)
     fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
     assert sum(asked) > 10_000 and max(asked) <= heads.WORDS_AT_A_TIME
@@ -297,5 +299,5 @@ def test_the_epsilon_at_which_half_of_the_words_stay() -> None:
         vectors = np.random.default_rng(n + width).normal(0, scale, (n, width)).astype(np.float32)
         words = WordVectors(tuple(f"w{i}" for i in range(n)), vectors)
         away = cdist(vectors.astype(np.float64), vectors.astype(np.float64))
-        kept = (1 / np.exp(-halfway(words) / 2 * away).sum(1)).mean()
+        kept = (1 / np.exp(-halfway_epsilon(words) / 2 * away).sum(1)).mean()
         assert 0.25 < kept < 0.6

@@ -19,7 +19,7 @@ from milkglass.sanitizers.sanitizer import Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader, WordTally
-from milkglass.sanitizers.words import CONTRACTIONS, is_number, is_word, passes, pattern
+from milkglass.sanitizers.words import CONTRACTIONS, is_kept, is_number, is_word, pattern
 from tests.sanitizers.kit import WORDS, table
 
 TABLE = table(30, 4)
@@ -66,7 +66,7 @@ def test_splitting_loses_nothing_and_lets_only_harmless_characters_stand_between
     for contractions in (False, True):
         parts = pattern(contractions).split(text)
         assert "".join(parts) == text
-        assert all(passes(c) for between in parts[::2] for c in between)
+        assert all(is_kept(c) for between in parts[::2] for c in between)
         ticked = [word.lower().replace("\u2019", "'") for word in parts[1::2]]
         assert all(is_word(word) for word in ticked)
 
@@ -75,7 +75,7 @@ def test_what_stands_between_words_stays() -> None:
     out = OF_TEXTS["santext"].text(
         "Apple,  banana (cherry)\tdate!\u00a0elder\u2028fig\x0b \u2014 \u00abgrape\u00bb", rng()
     )
-    shape = "".join("w" if not passes(c) else c for c in out)
+    shape = "".join("w" if not is_kept(c) else c for c in out)
     while "ww" in shape:
         shape = shape.replace("ww", "w")
     assert shape == "w,  w (w)\tw! w w  \u2014 \u00abw\u00bb"

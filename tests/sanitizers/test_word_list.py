@@ -31,7 +31,7 @@ class Tokens:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    monkeypatch.setattr(word_list, "english", lambda: LIST)
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: LIST)
     done: list[int] = []
     counts = word_list.token_counts(Tokens().real, 12, done.append, tmp_path)
     assert sum(done) == len(LIST)
@@ -57,9 +57,9 @@ def test_each_way_to_write_a_word_has_its_share(counted: list[int]) -> None:
 def test_counts_are_kept_by_tokenizer_and_a_damaged_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(word_list, "english", lambda: LIST)
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: LIST)
     first = word_list.token_counts(Tokens().real, 12, folder=tmp_path)
-    monkeypatch.setattr(word_list, "english", lambda: pytest.fail("counted again"))
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: pytest.fail("counted again"))
     assert np.array_equal(word_list.token_counts(Tokens().real, 12, folder=tmp_path), first)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
@@ -67,13 +67,13 @@ def test_counts_are_kept_by_tokenizer_and_a_damaged_file_is_refused(
         word_list.token_counts(Tokens().real, 12, folder=tmp_path)
     other = Tokens().real
     other.add_tokens(["zebra"])
-    monkeypatch.setattr(word_list, "english", lambda: LIST)
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: LIST)
     word_list.token_counts(other, 13, folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_words_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_list, "english", lambda: LIST | {"don't": 0.001})
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: LIST | {"don't": 0.001})
     table = WordVectors(("do", "n't", "Paris", "the", "zebra"), np.eye(5, dtype=np.float32))
     counts = WordReader(table).listed_counts()
     wanted = [10**9, 10**9, 3 * 10**6, 5 * 10**10, 0]  # Paris by a tenth of what paris has; both ways of the others
@@ -81,7 +81,7 @@ def test_words_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_list() -> None:
-    words = word_list.english()
+    words = word_list.english_frequencies()
     assert 80_000 < len(words) < 120_000 and next(iter(words)) == "the"
     assert not any(one.isdigit() for word in words for one in word) and min(words.values()) >= 1e-7
     assert words["house"] > words["gonorrhoea"]
@@ -97,5 +97,5 @@ def test_the_real_list() -> None:
 def test_single_characters_are_rare_unless_the_list_has_them_as_words(
     monkeypatch: pytest.MonkeyPatch, token: str, blanks: bool, spells: bool
 ) -> None:
-    monkeypatch.setattr(word_list, "english", lambda: {"a": 0.02, "the": 0.05})
+    monkeypatch.setattr(word_list, "english_frequencies", lambda: {"a": 0.02, "the": 0.05})
     assert word_list.is_spelling_piece(token, blanks) is spells

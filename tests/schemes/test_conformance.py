@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN
-from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.client.codec.aliases import AliasChoices, mechanism_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
@@ -156,7 +156,7 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
     lines = [f"{line} {number}" for number, line in enumerate(TEXTS)]
     text.write_text("\n".join(lines) + "\n", "utf-8")
     codec = Codec.open(case.key, case.base.folder)
-    seen = build(case.key, codec, case.base.folder, AuditFiles(text)).transcript
+    seen = key_scene(case.key, codec, case.base.folder, AuditFiles(text)).transcript
     could = _named(case.key, codec.encode(lines).ids)
     (tokens,), (weights,) = seen.all(Tokens), seen.all(Weights)
     assert tokens.ids and _named(case.key, list(tokens.ids)) <= could

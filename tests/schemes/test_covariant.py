@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.report.findings import distortion
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
@@ -225,7 +225,7 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     base, key = made("llama-tied", AloePri(alpha_e=0.0, alpha_h=0.0, expansion=16), tmp_path)
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(f"{line} {n}" for n, line in enumerate(tiny.TEXTS * 8)) + "\n", "utf-8")
-    scene = build(key, Codec.open(key, base.folder), base.folder, AuditFiles(text))
+    scene = key_scene(key, Codec.open(key, base.folder), base.folder, AuditFiles(text))
     names = ("knn", "known-weight", "sorted-rows", "neuron-alignment")
     chosen, work = {name: ATTACKS[name] for name in names}, ResumeStore.open(tmp_path / "work", {})
     cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1).cells}

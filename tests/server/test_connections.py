@@ -134,7 +134,7 @@ class Clock:
     def late(self, seconds: float) -> str | None:
         """What has been late for too long, so many seconds after the last question."""
         self.now += seconds
-        return self.session._late(self.now)
+        return self.session._missed_deadline(self.now)
 
 
 def test_a_connection_that_is_used_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from milkglass.errors import Busy, MilkglassError
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Generator, Sequence
 from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
-from milkglass.server.inference.sampling import SamplingParams, adjusted, draw
+from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw
 from tests import tiny
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
@@ -43,7 +43,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def drain(engine: Generator) -> None:
     with torch.inference_mode():
-        while engine.active() or engine._waiting:
+        while engine.is_active() or engine._waiting:
             engine.step()
 
 
@@ -333,9 +333,9 @@ def test_another_runner_takes_the_models_place() -> None:
 def test_penalties_by_hand() -> None:
     """Repetition (Keskar et al., 2019, section 4.1) over prompt and answer, OpenAI's two over the answer alone."""
     logits = torch.tensor([2.0, -2.0, 4.0, 1.0, -1.0])
-    both = adjusted(logits, SamplingParams(repetition=2.0), [0, 1], [1, 2])
+    both = adjusted_logits(logits, SamplingParams(repetition=2.0), [0, 1], [1, 2])
     assert both.tolist() == [1.0, -4.0, 2.0, 1.0, -1.0]
-    counted = adjusted(logits, SamplingParams(presence=0.5, frequency=0.25, bias={4: 3.0}), [0], [3, 3, 2])
+    counted = adjusted_logits(logits, SamplingParams(presence=0.5, frequency=0.25, bias={4: 3.0}), [0], [3, 3, 2])
     assert counted.tolist() == [2.0, -2.0, 4.0 - 0.75, 1.0 - 1.0, 2.0]
     assert logits.tolist() == [2.0, -2.0, 4.0, 1.0, -1.0]
 

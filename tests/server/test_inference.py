@@ -198,7 +198,7 @@ def test_the_longest_unused_model_is_put_out(folders: dict[str, Path], tmp_path:
     with running(tmp_path / "home", max_loaded_models=1) as client:
         register(client, "llama", folders["llama-untied"])
         register(client, "bert", folders["classifier"])
-        loaded = client.app.state.context.loader._entries
+        loaded = client.app.state.context.model_cache._entries
         for _ in range(2):
             assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200
             assert [(model, task) for model, _, task in loaded] == [("llama", "generate")]
@@ -226,13 +226,13 @@ def test_a_client_that_goes_away_frees_its_row(folders: dict[str, Path], tmp_pat
         with server.client() as client:
             register(client, "llama", folders["llama-untied"])
             client.post("/v1/completions", json={**GREEDY, "prompt": [1], "max_tokens": 1})
-        loader = server.app.state.context.loader
+        loader = server.app.state.context.model_cache
         (entry,) = loader._entries.values()
         engine = entry.engine.result()
         body = {**GREEDY, "prompt": [1], "max_tokens": 127, "stream": stream, "ignore_eos": True}
         server.slow_down(engine)
         server.ask_and_leave("/v1/completions", body)
-        server.wait_until(lambda: not engine.active() and not entry.users)
+        server.wait_until(lambda: not engine.is_active() and not entry.users)
         assert server.steps < 100, "the row ran to its end"
 
 
@@ -244,7 +244,7 @@ def test_weights_go_before_new_ones_come(
 
     from milkglass.server.inference import model_cache
 
-    build, made, alive = model_cache.build, [], []
+    build, made, alive = model_cache.build_engine, [], []
 
     def watched(*given: Any) -> Any:
         alive.append([weights() is not None for weights in made])
@@ -252,7 +252,7 @@ def test_weights_go_before_new_ones_come(
         made.append(weakref.ref(next(engine._runner._model.parameters())))
         return engine
 
-    monkeypatch.setattr(model_cache, "build", watched)
+    monkeypatch.setattr(model_cache, "build_engine", watched)
     with running(tmp_path / "home", max_loaded_models=1) as client:
         register(client, "llama", folders["llama-untied"])
         register(client, "bert", folders["classifier"])
@@ -293,7 +293,7 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
 
     from milkglass.server.inference import model_cache
 
-    build, go = model_cache.build, threading.Event()
+    build, go = model_cache.build_engine, threading.Event()
 
     def slow(*given: Any) -> Any:
         assert go.wait(60)
@@ -301,8 +301,8 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
 
     with Server(tmp_path / "home", in_thread=True) as server, server.client() as client:
         register(client, "llama", folders["llama-untied"])
-        monkeypatch.setattr(model_cache, "build", slow)
-        loader = server.app.state.context.loader
+        monkeypatch.setattr(model_cache, "build_engine", slow)
+        loader = server.app.state.context.model_cache
 
         def ask() -> int:
             with server.client() as another:
@@ -332,7 +332,7 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again(
     with running(tmp_path / "home") as client:
         register(client, "llama", folders["llama-untied"])
         with monkeypatch.context() as patch:
-            patch.setattr(model_cache, "build", broken)
+            patch.setattr(model_cache, "build_engine", broken)
             assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 400
         assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200
 

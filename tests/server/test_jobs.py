@@ -162,7 +162,7 @@ def test_a_job_that_is_given_up_leaves_no_worker(
     body = ready(client, folders)
     key, other = create(client, body, LONG), create(client, body, SUCCEED)
     assert over(client, key)["error"]["message"] == "the server made a mistake"
-    assert not Worker(tmp_path / "home" / "jobs" / key, ()).alive()
+    assert not Worker(tmp_path / "home" / "jobs" / key, ()).is_alive()
     assert over(client, other)["status"] == "succeeded"
 
 
@@ -337,7 +337,7 @@ def test_a_queue_that_cannot_be_read_is_asked_again(
 ) -> None:
     from milkglass.server.jobs.queue import Jobs
 
-    found, asked = Jobs._next, []
+    found, asked = Jobs._next_job, []
 
     def sometimes(self: Jobs) -> Any:
         asked.append(1)
@@ -345,8 +345,8 @@ def test_a_queue_that_cannot_be_read_is_asked_again(
             raise OSError("the-private-diagnosis")
         return found(self)
 
-    monkeypatch.setattr("milkglass.server.jobs.queue.RETRY", 0.01)
-    monkeypatch.setattr(Jobs, "_next", sometimes)
+    monkeypatch.setattr("milkglass.server.jobs.queue.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(Jobs, "_next_job", sometimes)
     with running(tmp_path / "home") as client:
         assert over(client, create(client, ready(client, folders), SUCCEED))["status"] == "succeeded"
 

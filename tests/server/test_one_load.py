@@ -23,7 +23,7 @@ def test_loads_side_by_side_leave_heads_tied(tmp_path: Path) -> None:
     tie, model = PreTrainedModel.tie_weights, SimpleNamespace(kind="decoder")
 
     def load(number: int) -> Any:
-        engine = model_cache.build(folder, model, "generate", ServerSettings(home=tmp_path))  # type: ignore[arg-type]
+        engine = model_cache.build_engine(folder, model, "generate", ServerSettings(home=tmp_path))  # type: ignore[arg-type]
         engine.close()
         return PreTrainedModel.tie_weights
 

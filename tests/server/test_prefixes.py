@@ -51,13 +51,13 @@ def chats(runner: ModelRunner, turns: int = 3, count: int = 3) -> list[list[int]
 def counted(runner: CachingRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prefixes that are used again."""
     used: list[int] = []
-    go_on = runner._go_on
+    go_on = runner._prefill_after
 
     def noted(row: CachedPrefix, length: int, prompt: Any) -> Any:
         used.append(length)
         return go_on(row, length, prompt)
 
-    monkeypatch.setattr(runner, "_go_on", noted)
+    monkeypatch.setattr(runner, "_prefill_after", noted)
     return used
 
 
@@ -122,9 +122,9 @@ def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatc
     a_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, d, bytes
     runner = CachingRunner(model, 100 * a_token)
     chats(runner, turns=2, count=3)
-    stored = [one for kept in runner.kept._rows.values() for pair in kept.layers for one in pair]
-    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.kept.size <= 100 * a_token
-    assert all(len(ids) * a_token == one.size for ids, one in runner.kept._rows.items())
+    stored = [one for kept in runner.prefixes._rows.values() for pair in kept.layers for one in pair]
+    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.prefixes.size <= 100 * a_token
+    assert all(len(ids) * a_token == one.size for ids, one in runner.prefixes._rows.items())
 
 
 def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -137,12 +137,12 @@ def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dic
             body["prompt"] = [*range(5, 55), *first, 60, 61]
             answers.append((first, client.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]))
             model = client.app.state.context.store.models.get("m")  # type: ignore[attr-defined]
-            entry = client.app.state.context.loader.acquire(model, "generate")  # type: ignore[attr-defined]
+            entry = client.app.state.context.model_cache.acquire(model, "generate")  # type: ignore[attr-defined]
             runner = entry.engine.result()._runner
-            client.app.state.context.loader.release(entry)  # type: ignore[attr-defined]
+            client.app.state.context.model_cache.release(entry)  # type: ignore[attr-defined]
             assert isinstance(runner, CachingRunner) == bool(most)
             if most:
-                assert len(runner.kept) == 1 and runner.kept._limit == most // 2  # of two models
+                assert len(runner.prefixes) == 1 and runner.prefixes._limit == most // 2  # of two models
     assert answers[0] == answers[1]
     with pytest.raises(UsageError, match="prefix_cache is -1"):
         settings(tmp_path / "home", prefix_cache=-1)

@@ -56,7 +56,7 @@ def test_a_worker_learns_numbers(name: str, tmp_path: Path) -> None:
 
 
 def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
-    net = training.load(str(tiny.save("bert", tmp_path / "model")), Hyperparameters(task="regression")).eval()
+    net = training.load_model(str(tiny.save("bert", tmp_path / "model")), Hyperparameters(task="regression")).eval()
     (tmp_path / "a.safetensors").write_bytes(rows_file(IDS[:4], SCORES[:4]))
     data = TrainingDataset(tmp_path / "a.safetensors", "regression", 8)
     batch = Collate(0)([data[i] for i in range(4)])
@@ -69,11 +69,11 @@ def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
 def test_pearson_is_glues_and_none_of_a_constant() -> None:
     rng = np.random.default_rng(0)
     said, wanted = rng.normal(size=50), rng.normal(size=50)
-    found = trainer.pearson(EvalPrediction(said[:, None].astype(np.float32), wanted.astype(np.float32)))
+    found = trainer.pearson_metric(EvalPrediction(said[:, None].astype(np.float32), wanted.astype(np.float32)))
     assert found["pearson"] == pytest.approx(glue.pearson(said, wanted, rng).value, abs=1e-6)
-    constant = trainer.pearson(EvalPrediction(np.ones((3, 1)), np.arange(3.0)))
+    constant = trainer.pearson_metric(EvalPrediction(np.ones((3, 1)), np.arange(3.0)))
     assert np.isnan(constant["pearson"])
-    assert trainer.numbers_of({"eval_pearson": constant["pearson"], "eval_loss": 1.0}) == {"eval_loss": 1.0}
+    assert trainer.reported_figures({"eval_pearson": constant["pearson"], "eval_loss": 1.0}) == {"eval_loss": 1.0}
 
 
 def test_a_regression_has_one_number() -> None:

@@ -23,10 +23,10 @@ from milkglass.errors import Conflict, DiskFull, MemoryShort, SaveFailed
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
-from milkglass.server.jobs.folder import resumed_from, step_kept
+from milkglass.server.jobs.folder import checkpoint_to_resume, step_to_resume
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory
-from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained
-from milkglass.server.settings import free_bytes, taken
+from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained_tensors
+from milkglass.server.settings import bytes_on_disk, free_bytes
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.server.fake_modes import SUCCEED
@@ -65,10 +65,10 @@ def test_the_estimate_is_what_a_checkpoint_takes(name: str, chosen: dict[str, An
     """Counted on the model itself, as it is prepared for training."""
     selected = Hyperparameters(**chosen)
     folder = tiny.save(name, tmp_path / name)
-    model = training.load(str(folder), selected)
+    model = training.load_model(str(folder), selected)
     if selected.chosen_method == "lora":
         lora.prepare(model, selected)
-    learnt = sum(one.numel() for one in trained(model).values())
+    learnt = sum(one.numel() for one in trained_tensors(model).values())
     every = sum(one.numel() for one in model.parameters())
     found = needs_of(ModelSizes.of(Checkpoint.open(folder)), selected)
     counted = (found.checkpoint - needs.OTHER_FILES_BYTES) / 12
@@ -137,14 +137,14 @@ def test_a_fine_tune_that_would_not_fit_is_refused_when_it_is_asked_for(
     home = tmp_path / "home"
     with running(home) as client:
         body = body_of(client, folders)
-    with running(home, quota=taken(home) + (1 << 20)) as client:
+    with running(home, quota=bytes_on_disk(home) + (1 << 20)) as client:
         answer = client.post("/v1/fine_tuning/jobs", json=body)
         assert answer.status_code == 507 and error(answer)["code"] == "disk_full"
         assert "this fine-tune takes" in error(answer)["message"] and "MB are free" in error(answer)["message"]
         assert "free" in error(answer)["hint"]
         assert client.get("/v1/fine_tuning/jobs").json()["data"] == []
         assert list((home / "jobs").iterdir()) == []
-    with running(home, quota=taken(home) + (64 << 20)) as client:
+    with running(home, quota=bytes_on_disk(home) + (64 << 20)) as client:
         answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": {"seed": SUCCEED}})
         assert answer.status_code == 200
         until(lambda: job_state(client, answer.json()["id"]) == "succeeded")
@@ -167,24 +167,24 @@ def test_a_quota_counts_what_lies_there_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "b").hardlink_to(tmp_path / "a")
-    assert 100_000 <= taken(tmp_path) < 200_000
-    assert free_bytes(tmp_path, 1 << 20) == (1 << 20) - taken(tmp_path)
+    assert 100_000 <= bytes_on_disk(tmp_path) < 200_000
+    assert free_bytes(tmp_path, 1 << 20) == (1 << 20) - bytes_on_disk(tmp_path)
     assert free_bytes(tmp_path, 10) == 0
-    assert taken(tmp_path / "a") == taken(tmp_path) and taken(tmp_path / "none") == 0
+    assert bytes_on_disk(tmp_path / "a") == bytes_on_disk(tmp_path) and bytes_on_disk(tmp_path / "none") == 0
 
 
 def small(job: Path, room: int) -> Path:
     """A job whose server has so many bytes of disk more."""
     spec = JobSpec.model_validate_json((job / "spec.json").read_text())
     home = job.parents[1]
-    (job / "spec.json").write_text(spec.model_copy(update={"quota": taken(home) + room}).model_dump_json())
+    (job / "spec.json").write_text(spec.model_copy(update={"quota": bytes_on_disk(home) + room}).model_dump_json())
     return job
 
 
 def test_the_worker_asks_again_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jobs").mkdir()
     job = make_job(tmp_path / "jobs" / "job", tiny.save("llama-tied", tmp_path / "model"), True, **LORA)
-    monkeypatch.setattr(training, "load", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(training, "load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(DiskFull):
         training.main(small(job, 1 << 20))
     found = status(job)
@@ -234,7 +234,7 @@ def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(training.Reporter, "on_step_end", look)
     assert training.main(job) == 0
     (newest,) = trainer.checkpoints(job)
-    assert min(seen) >= taken(newest), "from the first step on, and after each save"
+    assert min(seen) >= bytes_on_disk(newest), "from the first step on, and after each save"
 
 
 # --- a save that fails ------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Full:
             save(what, path, *more, **named)
 
         self.patch.setattr(torch, "save", refuse)
-        self.patch.setattr(training, "nearly_full", lambda _: True)
+        self.patch.setattr(training, "is_nearly_full", lambda _: True)
 
     def weights_are_refused(self, step: int) -> None:
         save = CheckpointTrainer._save
@@ -332,13 +332,13 @@ def marked_as(job: Path, **marks: str) -> None:
 def test_an_older_complete_checkpoint_is_better_than_newer_weights_alone(tmp_path: Path) -> None:
     """Which nothing reads, so that they are removed."""
     marked_as(tmp_path, at_2=COMPLETE, at_4=SHORT, at_10="torn")
-    kept = resumed_from(tmp_path)
-    assert kept is not None and kept.name == "checkpoint-2" and step_kept(tmp_path) == 2
+    kept = checkpoint_to_resume(tmp_path)
+    assert kept is not None and kept.name == "checkpoint-2" and step_to_resume(tmp_path) == 2
     trainer.drop_unfinished(tmp_path)
     assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
     marked_as(tmp_path / "other", at_3=SHORT, at_12=SHORT)
     trainer.drop_unfinished(tmp_path / "other")
-    assert step_kept(tmp_path / "other") == 12 and step_kept(tmp_path / "none") == 0
+    assert step_to_resume(tmp_path / "other") == 12 and step_to_resume(tmp_path / "none") == 0
 
 
 def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
         Full(patched).optimiser_is_refused(3)
         with pytest.raises(SaveFailed):
             training.main(job)
-    kept = resumed_from(job)
+    kept = checkpoint_to_resume(job)
     assert kept is not None and kept.name == "checkpoint-3"
     assert (kept / SHORT).is_file() and not (kept / COMPLETE).exists() and not (kept / "optimizer.pt").exists()
     found = status(job)
@@ -359,7 +359,7 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
 
     def look(self: training.Reporter, args: Any, state: Any, control: Any, **more: Any) -> None:
         if not rates:
-            now = trained(more["model"])
+            now = trained_tensors(more["model"])
             assert all(torch.equal(now[name].cpu(), one) for name, one in learnt.items()), "it goes on from these"
         rates.append(more["optimizer"].param_groups[0]["lr"])
         step_begin(self, args, state, control, **more)
@@ -459,7 +459,7 @@ def test_a_job_that_a_full_disk_ended_is_resumed(tmp_path: Path, folders: dict[s
         assert [one["step_number"] for one in client.get(f"{address}/checkpoints").json()["data"]] == [2]
         for needed in (f"/v1/models/{body['model']}", f"/v1/files/{body['training_file']}"):
             assert client.delete(needed).status_code == 409, "it goes on from these"
-    with running(home, quota=taken(home) + 1000) as client:
+    with running(home, quota=bytes_on_disk(home) + 1000) as client:
         short = client.post(f"{address}/resume")
         assert short.status_code == 507 and "this fine-tune takes" in error(short)["message"]
         assert client.get(address).json()["resumable"] is True

@@ -37,7 +37,7 @@ def test_a_stream_that_nobody_reads_does_not_keep_its_model(folders: dict[str, P
     ):
         register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
         stream(one, "llama", 16, 100)
-        loader = server.app.state.context.loader
+        loader = server.app.state.context.model_cache
         until(lambda: loader._entries)
         (entry,) = loader._entries.values()
         until(entry.engine.done)  # it is loaded, for this stream
@@ -55,12 +55,12 @@ def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, P
     ):
         register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
         client.post("/v1/completions", json={"model": "llama", "prompt": [5], "max_tokens": 1})
-        (entry,) = server.app.state.context.loader._entries.values()
+        (entry,) = server.app.state.context.model_cache._entries.values()
         engine = entry.engine.result()
         server.slow_down(engine)
         stream(one, "llama", 256, 127)  # 16 turns of 127 steps
         until(lambda: entry.users)
-        until(lambda: not entry.users and not engine.active() and not server.app_tasks(), 60)
+        until(lambda: not entry.users and not engine.is_active() and not server.app_tasks(), 60)
         assert server.steps < 16 * 127
 
 

@@ -68,7 +68,7 @@ def test_a_step_has_its_rows_on_a_machine_of_several_gpus(tmp_path: Path, monkey
             self._n_gpu = 4
 
     monkeypatch.setattr(training, "TrainingArguments", OfFour)
-    assert training.arguments(tmp_path, Hyperparameters(batch_size=8), evaluate=False).train_batch_size == 8
+    assert training.training_options(tmp_path, Hyperparameters(batch_size=8), evaluate=False).train_batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_result_keeps_dtype_and_generation_config(tmp_path: Path) -> None:
     assert training.main(job) == 0
     assert load_file(job / "result" / "model.safetensors")["model.embed_tokens.weight"].dtype == torch.bfloat16
     assert json.loads((job / "result" / "generation_config.json").read_text()) == generation
-    assert training.load(str(model), Hyperparameters(task="causal-lm", dtype="bfloat16")).dtype == torch.float32
+    assert training.load_model(str(model), Hyperparameters(task="causal-lm", dtype="bfloat16")).dtype == torch.float32
 
 
 def test_a_short_run_tells_its_first_and_last_loss(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None
 
 def test_confusion_counts_what_each_class_was_taken_for() -> None:
     logits = np.array([[2.0, 1, 0], [0, 1, 0], [0, 3, 1], [0, 0, 1]])
-    found = trainer.classified(EvalPrediction(predictions=logits, label_ids=np.array([0, 0, 1, 2])))
+    found = trainer.classification_metrics(EvalPrediction(predictions=logits, label_ids=np.array([0, 0, 1, 2])))
     assert found == {"accuracy": 0.75, "confusion": [[1, 1, 0], [0, 1, 0], [0, 0, 1]]}
-    many = trainer.classified(EvalPrediction(predictions=np.eye(51), label_ids=np.arange(51)))
+    many = trainer.classification_metrics(EvalPrediction(predictions=np.eye(51), label_ids=np.arange(51)))
     assert many == {"accuracy": 1.0}

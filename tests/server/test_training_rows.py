@@ -213,7 +213,7 @@ def test_recording_survives_a_damaged_file(tmp_path: Path, caplog: pytest.LogCap
     (tmp_path / "bad").write_bytes(b"x")
     store = Store(tmp_path / "state.sqlite")
     model = ModelRecord(id="m", kind="encoder", vocab_size=9, positions=9, token_types=0, sha256={})
-    Recording(tmp_path / "seen", store).trained(model, tmp_path / "bad")
+    Recording(tmp_path / "seen", store).record_training(model, tmp_path / "bad")
     store.close()
     assert "could not record (BadUpload)" in caplog.text
 

@@ -28,7 +28,7 @@ class Made:
 
     @property
     def about(self) -> folders.ClientAbout:
-        return folders.client_about(self.client)
+        return folders.read_client(self.client)
 
     def half(self, sending: int = 0) -> ClientHalf:
         return ClientHalf.open(self.client, self.base, self.about, sending)
@@ -40,5 +40,5 @@ class Made:
 def made(method: str, base: Checkpoint, folder: Path, data: TrainingTexts = DATA) -> Made:
     defence = replace(SMALL[method], training=HOW)
     client, server = folder / "client", folder / "server"
-    train.make(defence, base, str(base.folder), data, client, server, lambda count: None)
+    train.train_and_write(defence, base, str(base.folder), data, client, server, lambda count: None)
     return Made(base, client, server)

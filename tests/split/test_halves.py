@@ -17,8 +17,8 @@ from milkglass.hidden_states import frames
 from milkglass.hidden_states.catalogue import restored
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
-from milkglass.split.audit_scene import build
-from milkglass.split.client import parts
+from milkglass.split.audit_scene import encoder_scene
+from milkglass.split.client import frame_slices
 from milkglass.split.train import TrainingTexts, evaluate
 from milkglass.threat.defence import LabelledTexts
 from tests.hidden_states.kit import SMALL
@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_nothing(bert: Checkpoint, tmp_path: Path, after: int) -> 
 
     defence = replace(SMALL["dp-forward"], training=HOW)
     with pytest.raises(KeyboardInterrupt):
-        train.make(defence, bert, "m", DATA, tmp_path / "c", tmp_path / "s", tell)
+        train.train_and_write(defence, bert, "m", DATA, tmp_path / "c", tmp_path / "s", tell)
     assert list(tmp_path.iterdir()) == []
     assert len(steps) == after + 1
 
@@ -102,7 +102,9 @@ def test_one_half_alone_is_taken_away(bert: Checkpoint, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(OSError, match="no room"):
-        train.make(replace(SMALL["dp-forward"], training=HOW), bert, "m", DATA, tmp_path / "c", tmp_path / "s", int)
+        train.train_and_write(
+            replace(SMALL["dp-forward"], training=HOW), bert, "m", DATA, tmp_path / "c", tmp_path / "s", int
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +113,7 @@ def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
     for number, most in enumerate((None, 3)):
         defence = replace(SMALL["dp-forward"], training=replace(HOW, epochs=2, max_steps=most))
         steps.clear()
-        train.make(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
+        train.train_and_write(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
         assert sum(steps) == train.steps_of(defence, len(DATA.corpus.texts)) == (most or 4)
 
 
@@ -162,9 +164,9 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
         each.half().classify(TEXTS, TEXTS, other.info, answer)
     assert not sent, "nothing left"
     with pytest.raises(UsageError, match="other half"):
-        folders.client_about(each.server)
+        folders.read_client(each.server)
     with pytest.raises(UsageError, match="not a half"):
-        folders.server_about(each.base.folder)
+        folders.read_server(each.base.folder)
 
 
 @pytest.mark.parametrize("raw", [{"labels": [1]}, {"labels": {"a": 1}}, {"more": 1}, {"milkglass_split": 2}])
@@ -172,30 +174,30 @@ def test_a_damaged_note_is_told(fresh: Made, raw: dict[str, object]) -> None:
     known = json.loads((fresh.client / "split.json").read_text("utf-8"))
     (fresh.client / "split.json").write_text(json.dumps({**known, **raw}), "utf-8")
     with pytest.raises(CorruptCheckpoint):
-        folders.client_about(fresh.client)
+        folders.read_client(fresh.client)
 
 
 def test_batches_keep_their_order_and_their_bounds() -> None:
     lengths = np.array([3, 3, 9, 1, 1, 1, 1], np.int64)
-    found = [(one.start, one.stop) for one in parts(lengths, 3, 6)]
+    found = [(one.start, one.stop) for one in frame_slices(lengths, 3, 6)]
     assert found == [(0, 2), (2, 3), (3, 6), (6, 7)]
-    assert list(parts(np.empty(0, np.int64), 3, 6)) == []
+    assert list(frame_slices(np.empty(0, np.int64), 3, 6)) == []
 
 
 def test_data_is_read_with_its_labels(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     given = [{"text": text, "text_pair": "x", "label": label} for text, label in (("a", "y"), ("b", "n"), ("c", "y"))]
     rows.write_text("".join(json.dumps(one) + "\n" for one in given))
-    data = train.read_data(rows)
+    data = train.read_training_texts(rows)
     yes, no = data.labels["y"], data.labels["n"]  # in an order drawn anew
     assert {yes, no} == {0, 1} and [*data.labels] == sorted(data.labels, key=data.labels.__getitem__)
     assert (list(data.corpus.labels), data.corpus.pairs) == ([yes, no, yes], ["x"] * 3)
     rows.write_text('{"text": "a"}\n')
     with pytest.raises(CodecError, match="no labels"):
-        train.read_data(rows)
+        train.read_training_texts(rows)
     rows.write_text('{"text": "a", "label": "one"}\n')
     with pytest.raises(CodecError, match="1 label "):
-        train.read_data(rows)
+        train.read_training_texts(rows)
 
 
 def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     wrong = [1 - found[0], *found[1:], 0]
     reported: list[int] = []
     judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), reported.append)
-    assert (judged.right, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
+    assert (judged.accuracy, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts"):
         evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), reported.append)
 
@@ -226,7 +228,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
     text.write_text("\n".join([*lines, "word " * 200]) + "\n", "utf-8")
 
     def staged(path: Path = text) -> object:
-        return build(noisy.base, noisy.about, half.client, other.server, AuditFiles(path))
+        return encoder_scene(noisy.base, noisy.about, half.client, other.server, AuditFiles(path))
 
     found = staged()
     assert found.left_out == 1  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ def audit(
     best = strongest(finished.cells)
     points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
     spent = curve.spent(points)
-    words_of_adversaries = {one.name: one.words for one in scene.adversaries}
+    words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
     corpus = next(reversed(public.values()), None)
@@ -64,7 +64,7 @@ def audit(
         kept={} if scene.of_states else asdict(scene.promise),
         texts=len(sent),
         tokens=len(sent.ids),
-        public={name: len(one.ids) for name, one in public.items()},
+        public={name: len(corpus_.ids) for name, corpus_ in public.items()},
         vocabulary=scene.transcript.size,
         seconds=time.monotonic() - started,
         verdict=verdict(best, words_of_adversaries, finished.cells, crossing(scene)),
@@ -80,7 +80,7 @@ def audit(
             len(ordinary),
         ),
         warnings=warnings(scene, finished.cells, spent, attacks),
-        examples=examples(scene, finished, best, seed),
+        examples=read_examples(scene, finished, best, seed),
         curve=points,
         spent=spent,
         distortion=distortion(scene),
@@ -127,14 +127,14 @@ def key_budget(
         alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
         for size in curve.sizes(len(scene.truth.sent.ids)):
             subset, tokens = curve.beginning(replace(scene, adversaries=(alone,)), size)
-            (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).played
+            (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
             points.append(BudgetPoint(adversary.name, tokens, *curve.shares(subset, rerun.reading)))
     return tuple(points)
 
 
-def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
+def read_examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
     """Returns random texts as the strongest attack reads them."""
     if best is None:
         return ()
@@ -142,25 +142,25 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
     reading = done.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
     selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:EXAMPLES_SHOWN]
-    result = []
+    examples_ = []
     for number in sorted(selected.tolist()):
-        place = slice(ends[number] - sent.lengths[number], ends[number])
-        counted = scene.truth.ordinary[sent.ids[place]]
-        was, read = sent.ids[place][counted], reading[place][counted]
-        pieces = joined_pieces(scene.truth.read, read.tolist(), was.tolist())
+        token_range = slice(ends[number] - sent.lengths[number], ends[number])
+        counted = scene.truth.ordinary[sent.ids[token_range]]
+        true_ids, read_ids = sent.ids[token_range][counted], reading[token_range][counted]
+        pieces = joined_pieces(scene.truth.read, read_ids.tolist(), true_ids.tolist())
         ids = tuple(crossed[number].tolist()) if crossed else ()
-        result.append(ReadExample(scene.truth.read(was), pieces, ids))
-    return tuple(result)
+        examples_.append(ReadExample(scene.truth.read(true_ids), pieces, ids))
+    return tuple(examples_)
 
 
 def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int]) -> tuple[TokenReading, ...]:
     """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
-    result, previous = list[TokenReading](), -1
+    pieces, previous = list[TokenReading](), -1
     for guessed_id, sent_id in zip(guessed, sent, strict=True):
         text, joined = ("?", False) if guessed_id < 0 else added(read, previous, guessed_id)
-        result.append(TokenReading(text, guessed_id == sent_id, read(np.array([sent_id])).strip(), joined))
+        pieces.append(TokenReading(text, guessed_id == sent_id, read(np.array([sent_id])).strip(), joined))
         previous = guessed_id
-    return tuple(result)
+    return tuple(pieces)
 
 
 def write(result: Audit, out: Path) -> Path:
@@ -171,8 +171,8 @@ def write(result: Audit, out: Path) -> Path:
             files.write(out / f"{name}.svg", svg)
         else:
             (out / f"{name}.svg").unlink(missing_ok=True)  # of an earlier audit
-    info = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
-    files.write(out / "audit.json", info + "\n")
+    document = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
+    files.write(out / "audit.json", document + "\n")
     page = out / "audit.html"
     files.write(page, render(result))
     return page

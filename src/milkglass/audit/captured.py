@@ -44,7 +44,7 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 Kind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22
-WHAT = {"ids": "ids", "text": "text", "vectors": "vectors"}
+KIND_NAMES = {"ids": "ids", "text": "text", "vectors": "vectors"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read(path: Path) -> list[CapturedRow]:
     for row in rows:
         if row.kind != rows[0].kind:
             raise CodecError(
-                f"{row.place} has {WHAT[row.kind]}, and {rows[0].place} has {WHAT[rows[0].kind]}",
+                f"{row.place} has {KIND_NAMES[row.kind]}, and {rows[0].place} has {KIND_NAMES[rows[0].kind]}",
                 "give what one client sent, in one form",
             )
     return rows
@@ -89,11 +89,11 @@ def _parse_sent(place: Place, value: Any) -> tuple[Kind, Any]:
     if isinstance(value, str):
         return "text", value
     if isinstance(value, list) and value:
-        if all(type(one) is int and 0 <= one < MAX_ID for one in value):
+        if all(type(number) is int and 0 <= number < MAX_ID for number in value):
             return "ids", np.array(value, np.int64)
         width = len(value[0]) if isinstance(value[0], list) else 0
-        numbers = all(isinstance(one, list) and len(one) == width for one in value) and width > 0
-        if numbers and all(type(number) in (int, float) for one in value for number in one):
+        is_matrix = all(isinstance(row, list) and len(row) == width for row in value) and width > 0
+        if is_matrix and all(type(number) in (int, float) for row in value for number in row):
             vectors = np.array(value, np.float32)
             if np.isfinite(vectors).all():
                 return "vectors", vectors
@@ -119,50 +119,51 @@ def scene_of(
         UsageError: there are too few rows.
     """
     codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
-    half = len(rows) // 2
-    private, others = ([rows[i] for i in part] for part in (order[:half], order[half:]))
+    middle = len(rows) // 2
+    private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
     require_enough(private, "the attacked half of the captured rows")
     captured = _Captured(base, codec, layer)
-    mine, theirs = captured.sent_texts(private), captured.sent_texts(others)
+    mine, theirs = captured.sent_texts(private), captured.sent_texts(attacker_rows)
     truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
-    scheme = {"name": f"captured {WHAT[rows[0].kind]}"}
+    scheme = {"name": f"captured {KIND_NAMES[rows[0].kind]}"}
     alike = Knowledge(corpus=theirs.original)
-    known = replace(alike, **captured.knows(theirs))
-    attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known, "the client")]
-    top = max(int(one.sent.ids.max(initial=0)) for one in (mine, theirs))
-    served_weights = [] if served is None else [_weights(served, rows[0], top)]
-    size = max(len(codec.sigma), top + 1, *(one.model.size for one in served_weights))
-    truth = replace(truth, inverse=_inverse(mine, size))
+    known_clients = replace(alike, **captured.knowledge_fields(theirs))
+    attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known_clients, "the client")]
+    max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (mine, theirs))
+    served_weights = [] if served is None else [_weights(served, rows[0], max_id)]
+    size = max(len(codec.sigma), max_id + 1, *(weights.model.size for weights in served_weights))
+    truth = replace(truth, inverse=_likeliest_public_ids(mine, size))
     scene = public_scene(
         base,
         codec,
         (*served_weights, mine.observation),
         truth,
-        [one.text for one in private],
+        [row.text for row in private],
         attackers,
         scheme=scheme,
         size=size,
     )
-    if not any(_shares(one.model, mine.sent.ids) for one in served_weights):
+    if not any(_shows_shared_rows(weights.model, mine.sent.ids) for weights in served_weights):
         return scene
-    those = (replace(one, knowledge=replace(one.knowledge, shared=True)) for one in scene.adversaries)
-    return replace(scene, adversaries=tuple(those))
+    shared = [replace(who, knowledge=replace(who.knowledge, shared=True)) for who in scene.adversaries]
+    return replace(scene, adversaries=tuple(shared))
 
 
-def _weights(served: Checkpoint, row: CapturedRow, top: int) -> Weights:
+def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
     """Returns what rests on the server. Raises CodecError if it cannot be what these ids are sent to."""
     if row.kind != "ids":
-        raise CodecError(f"{row.place} has {WHAT[row.kind]}, and --server-model is for ids", "leave --server-model out")
+        message = f"{row.place} has {KIND_NAMES[row.kind]}, and --server-model is for ids"
+        raise CodecError(message, "leave --server-model out")
     model = Model.open(served.folder)
-    if model.size <= top:
+    if model.size <= max_id:
         raise CodecError(
-            f"id {top} was sent, and the table of {served.folder.name} has {model.size} rows",
+            f"id {max_id} was sent, and the table of {served.folder.name} has {model.size} rows",
             "give the model that the vendor's server runs",
         )
     return Weights(model)
 
 
-def _shares(model: Model, sent: Ids) -> bool:
+def _shows_shared_rows(model: Model, sent: Ids) -> bool:
     """Returns whether the table shows that most ids stand for clusters: other ids have the same row."""
     used = np.unique(sent)
     alone = np.zeros(model.size, np.bool_)
@@ -198,23 +199,23 @@ class _Captured:
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
-        sent, origin, begin = [], [], 0
-        for row, own in zip(rows, original, strict=True):
-            ids = row.sent if row.kind == "ids" else self._tokens(row)
-            places = self._aligned(row, own, ids) if row.kind == "ids" else _matched(own, ids)
-            origin.append(np.where(places == NO_BELIEF, NO_BELIEF, places + begin))
+        sent, origin, sent_before = [], [], 0
+        for row, token_ids in zip(rows, original, strict=True):
+            ids = row.sent if row.kind == "ids" else self._replaced_ids(row)
+            places = self._aligned_places(row, token_ids, ids) if row.kind == "ids" else _matched_places(token_ids, ids)
+            origin.append(np.where(places == NO_BELIEF, NO_BELIEF, places + sent_before))
             sent.append(ids)
-            begin += len(ids)
-        whole = Sequences.of(sent)
-        return _SentTexts(Tokens(whole), whole, original, np.concatenate(origin).astype(np.int64))
+            sent_before += len(ids)
+        all_sent = Sequences.of(sent)
+        return _SentTexts(Tokens(all_sent), all_sent, original, np.concatenate(origin).astype(np.int64))
 
-    def _tokens(self, row: CapturedRow) -> Ids:
+    def _replaced_ids(self, row: CapturedRow) -> Ids:
         """Returns the public ids of replaced text."""
         if not row.sent.strip():
             return np.zeros(0, np.int64)
         return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
 
-    def _aligned(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
+    def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
         """Returns where each token of a text was sent. Special tokens may be left out."""
         if len(sent) == len(token_ids):
             return _places_if_reordered(token_ids, sent)
@@ -246,29 +247,30 @@ class _Captured:
         hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
         return _SentTexts(Activations(hidden, lengths, self.layer, pooled), original, original, None)
 
-    def knows(self, theirs: _SentTexts) -> dict[str, Any]:
+    def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
         """Returns what somebody knows who ran the client on the other half of the rows."""
-        corpus, seen, at = theirs.original, theirs.observation, _CapturedTexts(theirs.original)
-        if isinstance(seen, Activations):
+        corpus, observation = sent_texts.original, sent_texts.observation
+        captured_texts = _CapturedTexts(corpus)
+        if isinstance(observation, Activations):
 
             def observe(ids: Sequences, seed: int) -> Activations:
-                rows, lengths = at.rows(ids, seen.lengths)
-                return replace(seen, hidden=seen.hidden[torch.from_numpy(rows)], lengths=lengths)
+                rows, lengths = captured_texts.rows(ids, observation.lengths)
+                return replace(observation, hidden=observation.hidden[torch.from_numpy(rows)], lengths=lengths)
 
             return {"observe": observe}
-        assert theirs.origin is not None
-        origin, sent = theirs.origin, theirs.sent
+        assert sent_texts.origin is not None
+        origin, sent = sent_texts.origin, sent_texts.sent
         has_origin = origin != NO_BELIEF
         pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
         begins = np.cumsum(sent.lengths) - sent.lengths
         inside = np.where(has_origin, origin - begins[corpus.owner], NO_BELIEF)  # places within each text
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
-            chosen, lengths = at.rows(ids, sent.lengths)
-            own, _ = at.rows(ids, corpus.lengths)
+            sent_rows, lengths = captured_texts.rows(ids, sent.lengths)
+            original_rows, _ = captured_texts.rows(ids, corpus.lengths)
             starts = np.repeat(np.cumsum(lengths) - lengths, ids.lengths)
-            places = inside[own]
-            return Sequences(sent.ids[chosen], lengths), np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
+            places = inside[original_rows]
+            return Sequences(sent.ids[sent_rows], lengths), np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
 
         return {"pairs": pairs, "rehearse": rehearse}
 
@@ -286,45 +288,46 @@ class _CapturedTexts:
             ValueError: a text was not captured: the client itself is not here.
         """
         try:
-            which = np.array([self._places[ids.astype(np.int64).tobytes()] for ids in texts], np.int64)
+            text_numbers = np.array([self._places[ids.astype(np.int64).tobytes()] for ids in texts], np.int64)
         except KeyError:
             raise ValueError("only captured texts can be rehearsed") from None
         starts = np.cumsum(lengths) - lengths
-        parts = [np.arange(starts[one], starts[one] + lengths[one]) for one in which.tolist()]
-        return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[which]
+        parts = [np.arange(starts[text], starts[text] + lengths[text]) for text in text_numbers.tolist()]
+        return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[text_numbers]
 
 
 def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
     """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
-    result = np.arange(len(token_ids))
+    places = np.arange(len(token_ids))
     token_order, sent_order = np.argsort(token_ids, kind="stable"), np.argsort(sent, kind="stable")
     if np.array_equal(token_ids[token_order], sent[sent_order]):
-        result[token_order] = sent_order
-    return result
-
-
-def _matched(token_ids: Ids, sent: Ids) -> Ids:
-    """Returns where each token of a text is in the replaced text, by their longest common parts."""
-    places = np.full(len(token_ids), NO_BELIEF, np.int64)
-    for kind, a, b, c, d in SequenceMatcher(None, token_ids.tolist(), sent.tolist(), autojunk=False).get_opcodes():
-        if kind == "equal" or kind == "replace":
-            count = min(b - a, d - c)
-            places[a : a + count] = np.arange(c, c + count)
+        places[token_order] = sent_order
     return places
 
 
-def _inverse(mine: _SentTexts, size: int) -> Ids:
+def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
+    """Returns where each token of a text is in the replaced text, by their longest common parts."""
+    places = np.full(len(token_ids), NO_BELIEF, np.int64)
+    matcher = SequenceMatcher(None, token_ids.tolist(), sent.tolist(), autojunk=False)
+    for operation, start, end, sent_start, sent_end in matcher.get_opcodes():
+        if operation in ("equal", "replace"):
+            count = min(end - start, sent_end - sent_start)
+            places[start : start + count] = np.arange(sent_start, sent_start + count)
+    return places
+
+
+def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
     """Returns (n',) the public id that each sent id most often stands for; itself where it was not sent."""
-    result = np.arange(size, dtype=np.int64)
-    if mine.origin is None:
-        return result
-    there = mine.origin != NO_BELIEF
+    inverse = np.arange(size, dtype=np.int64)
+    if texts.origin is None:
+        return inverse
+    sent = texts.origin != NO_BELIEF
     pairs, counts = np.unique(
-        np.stack([mine.sent.ids[mine.origin[there]], mine.original.ids[there]], 1), axis=0, return_counts=True
+        np.stack([texts.sent.ids[texts.origin[sent]], texts.original.ids[sent]], 1), axis=0, return_counts=True
     )
     for place in np.argsort(counts, kind="stable").tolist():
-        result[pairs[place, 0]] = pairs[place, 1]
-    return result
+        inverse[pairs[place, 0]] = pairs[place, 1]
+    return inverse
 
 
 def digest(rows: Sequence[CapturedRow]) -> str:

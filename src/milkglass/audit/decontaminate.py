@@ -30,13 +30,13 @@ _END = "\n"  # between texts; no normalised text contains it
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
     """Returns (p,) the numbers of the public texts that remain, in order."""
-    texts, secrets = [normalised(one) for one in public], [normalised(one) for one in private]
+    texts, secrets = list(map(normalised, public)), list(map(normalised, private))
     equal = set(secrets)
-    left_out = {number for number, one in enumerate(texts) if one in equal}
-    long = [one for number, one in enumerate(texts) if number not in left_out and _is_long(public[number])]
+    left_out = {number for number, text in enumerate(texts) if text in equal}
+    long = [text for number, text in enumerate(texts) if number not in left_out and _is_long(public[number])]
     inside = {part for part, _ in _occurrences(long, sorted(equal))}
-    left_out |= {number for number, one in enumerate(texts) if one in inside and _is_long(public[number])}
-    parts = [one for one, text in zip(secrets, private, strict=True) if _is_long(text)]
+    left_out |= {number for number, text in enumerate(texts) if text in inside and _is_long(public[number])}
+    parts = [secret for secret, text in zip(secrets, private, strict=True) if _is_long(text)]
     left_out |= {number for _, number in _occurrences(parts, texts)}
     return np.array([number for number in range(len(texts)) if number not in left_out], np.int64)
 
@@ -47,7 +47,8 @@ def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Se
 
 
 def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
-    return [str(one) for one in tokenizer.batch_decode([one.tolist() for one in ids], skip_special_tokens=True)]
+    id_lists = [text_ids.tolist() for text_ids in ids]
+    return [str(text) for text in tokenizer.batch_decode(id_lists, skip_special_tokens=True)]
 
 
 def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
@@ -55,7 +56,7 @@ def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
     if not texts:
         return []
     ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return [str(one) for one in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+    return [str(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 def normalised(text: str) -> str:
@@ -78,14 +79,14 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         size = 1 << (len(short).bit_length() - 1)
         by_size[size][short[:size]].append(short)
     joined = _END.join(wholes)
-    ends = np.cumsum([len(one) + 1 for one in wholes])
+    ends = np.cumsum([len(text) + 1 for text in wholes])
     windows = _hashes(joined)
     for size in (1 << power for power in range(max(by_size, default=0).bit_length())):
         hashes = next(windows, None)
         if hashes is None:  # the wholes are shorter than this
             return
         starts = by_size[size]
-        keys = np.array([_hash_of(one) for one in starts], np.uint64)
+        keys = np.array([_hash_of(start) for start in starts], np.uint64)
         for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
             for short in starts.get(joined[place : place + size], ()):
                 if joined.startswith(short, place):

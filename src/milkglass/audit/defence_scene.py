@@ -48,33 +48,33 @@ def scene_of(
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
             left out, and so is an attacker with no text left.
     """
-    others = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
-    others = {who: texts for who, texts in others.items() if texts}
+    attacker_texts = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
+    attacker_texts = {who: texts for who, texts in attacker_texts.items() if texts}
     if isinstance(client, TableClient) and client.document["name"] != "plain":
-        return _of_table(base, client, private, others)
+        return _table_scene(base, client, private, attacker_texts)
     if isinstance(client, TableClient | SanitizingClient):
-        return _of_words(base, client, server, private, others)
+        return _words_scene(base, client, server, private, attacker_texts)
     if isinstance(client, EncoderClient):
-        return _of_states(base, client, server, private, others)
-    return _of_any(base, client, server, private, others)
+        return _states_scene(base, client, server, private, attacker_texts)
+    return _any_scene(base, client, server, private, attacker_texts)
 
 
-def _of_table(
+def _table_scene(
     base: Checkpoint, client: TableClient, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
     """Returns the scene of obfuscated tables, which is that of a key."""
-    info = dict(client.document)
-    key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
+    parameters = dict(client.document)
+    key = key_from(base, scheme_named(parameters.pop("name"), parameters), client.secret)
     ids = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
-    attackers = {who: AttackerText(one) for who, one in ids.items()}
+    attackers = {who: AttackerText(corpus) for who, corpus in ids.items()}
     return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), attackers)
 
 
 def _examples(texts: Sequence[str]) -> list[Example]:
-    return [Example(number, "text", one) for number, one in enumerate(texts, 1)]
+    return [Example(number, "text", text) for number, text in enumerate(texts, 1)]
 
 
-def _of_words(
+def _words_scene(
     base: Checkpoint,
     client: TableClient | SanitizingClient,
     server: Server,
@@ -82,18 +82,18 @@ def _of_words(
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
     """Returns the scene of a defence that sends words, in public ids. `Truth.origin` gives each piece's word."""
-    sent, original, origin = crossed(client, private)
-    public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
+    sent, original, origin = sent_and_original(client, private)
+    public_ids = {who: sent_and_original(client, texts)[1] for who, texts in public.items()}
     truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
-    others = []
+    adversaries = []
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
-        others.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
+        adversaries.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
     seen = (*server.rest(), Tokens(sent))
-    return public_scene(base, client.codec, seen, truth, private, others, scheme=dict(client.document))
+    return public_scene(base, client.codec, seen, truth, private, adversaries, scheme=dict(client.document))
 
 
-def _of_states(
+def _states_scene(
     base: Checkpoint,
     client: EncoderClient,
     server: Server,
@@ -105,16 +105,17 @@ def _of_states(
     ids = client.reader.encode(private, cut=True).ids
     corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
     defence = client.defence
-    others = [
-        Adversary.with_text(who, Knowledge(corpus=one, observe=client.observe, noise=defence.added_noise))
-        for who, one in corpora.items()
+    adversaries = [
+        Adversary.with_text(who, Knowledge(corpus=corpus, observe=client.observe, noise=defence.added_noise))
+        for who, corpus in corpora.items()
     ]
-    seen = (*server.rest(), *client.send(private))
+    observations = (*server.rest(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
-    return public_scene(base, codec, seen, truth, private, others, scheme={"name": defence.name}, broken=defence.broken)
+    details: dict[str, Any] = {"scheme": {"name": defence.name}, "broken": defence.broken}
+    return public_scene(base, codec, observations, truth, private, adversaries, **details)
 
 
-def _of_any(
+def _any_scene(
     base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
     """Returns the scene of a client half that is known by its interface alone."""
@@ -123,24 +124,24 @@ def _of_any(
     def public_ids(texts: Sequence[str]) -> Sequences:
         return Sequences.of(codec.encode(texts, truncate=True).ids)
 
-    ids, seen = public_ids(private), client.send(private)
-    sent = next((one.ids for one in seen if isinstance(one, Tokens)), ids)
+    ids, crossed = public_ids(private), client.send(private)
+    sent = next((observation.ids for observation in crossed if isinstance(observation, Tokens)), ids)
     corpora = {who: public_ids(texts) for who, texts in public.items()}
-    truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_origin(client, private, ids, sent))
-    others = []
+    truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
+    adversaries = []
     for who, texts in public.items():
-        runs = client.rehearsal(0) is not None and any(isinstance(one, Tokens) for one in seen)
-        rehearse = _rehearsal_of_any(client, texts) if runs else None
-        others.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
+        can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in crossed)
+        rehearse = _rehearsal_of_any(client, texts) if can_rehearse else None
+        adversaries.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
     return public_scene(
-        base, codec, (*server.rest(), *seen), truth, private, others, scheme={"name": type(client).__name__}
+        base, codec, (*server.rest(), *crossed), truth, private, adversaries, scheme={"name": type(client).__name__}
     )
 
 
-def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
+def _checked_origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
     """Returns `Client.origin`. Raises UsageError if it is not one place for each token."""
-    origin = client.origin(texts, original, sent)
-    if origin is None:
+    places = client.origin(texts, original, sent)
+    if places is None:
         if [*map(len, sent)] != [*map(len, original)]:
             raise UsageError(
                 f"{type(client).__name__} sends {len(sent.ids)} ids for {len(original.ids)} tokens and does not say "
@@ -149,16 +150,16 @@ def _origin(client: Client, texts: Sequence[str], original: Sequences, sent: Seq
             )
         return None
     if (
-        origin.shape != original.ids.shape
-        or origin.min(initial=0) < NO_BELIEF
-        or origin.max(initial=0) >= len(sent.ids)
+        places.shape != original.ids.shape
+        or places.min(initial=0) < NO_BELIEF
+        or places.max(initial=0) >= len(sent.ids)
     ):
         raise UsageError(
-            f"{type(client).__name__}.origin gives {origin.shape} places from {origin.min(initial=0)} to "
-            f"{origin.max(initial=0)}; {original.ids.shape} from -1 to {len(sent.ids) - 1} are needed",
+            f"{type(client).__name__}.origin gives {places.shape} places from {places.min(initial=0)} to "
+            f"{places.max(initial=0)}; {original.ids.shape} from -1 to {len(sent.ids) - 1} are needed",
             "give the place of each token among the sent ids, or -1",
         )
-    return origin
+    return places
 
 
 def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
@@ -169,8 +170,8 @@ def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
         attacker_client = client.rehearsal(seed)
         if attacker_client is None or len(corpus) != len(texts):
             raise ValueError("only the attacker's own text can be rehearsed")
-        sent = next(one.ids for one in attacker_client.send(texts) if isinstance(one, Tokens))
-        origin = _origin(attacker_client, texts, corpus, sent)
+        sent = next(observation.ids for observation in attacker_client.send(texts) if isinstance(observation, Tokens))
+        origin = _checked_origin(attacker_client, texts, corpus, sent)
         return sent, np.arange(len(corpus.ids), dtype=np.int64) if origin is None else origin
 
     return rehearse
@@ -182,7 +183,7 @@ def public_scene(
     seen: tuple[Observation, ...],
     truth: Truth,
     private: Sequence[str] | None,
-    others: Iterable[Adversary],
+    adversaries: Iterable[Adversary],
     size: int | None = None,
     **details: Any,
 ) -> Scene:
@@ -193,7 +194,7 @@ def public_scene(
         seen: what the server observes.
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
-        others: the attackers with text.
+        adversaries: the attackers with text.
         size: how many ids can be sent. None: the model's.
         details: further fields of `Scene`.
     """
@@ -202,15 +203,17 @@ def public_scene(
     def simulate(seed: int) -> tuple[Model, Ids]:
         return public, np.arange(size, dtype=np.int64)
 
-    first = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
+    without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
     nowhere = np.zeros(len(truth.tokens.ids), np.bool_)
     names, numbers = (nowhere, nowhere) if private is None else marked(codec, private, truth.tokens)
     texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
-    return Scene.of(Transcript(seen, size), truth, first, others, texts=texts, model=base.folder.name, **details)
+    return Scene.of(
+        Transcript(seen, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details
+    )
 
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------
-def crossed(
+def sent_and_original(
     client: TableClient | SanitizingClient, texts: Sequence[str]
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
     """Returns what is sent for these texts, what they are, both in public ids, and where each token was sent."""
@@ -220,17 +223,17 @@ def crossed(
             return ids, ids, None
         return Sequences.of(client.encoded(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
     parts = client.parts(texts)
-    before, own = _pieces(client.codec, [one for one, _ in parts])
-    after, other = _pieces(client.codec, [one for _, one in parts])
-    return after, before, _places(own, other)
+    original, piece_rows = _pieces(client.codec, [words for words, _ in parts])
+    sent, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])
+    return sent, original, _matching_places(piece_rows, sent_piece_rows)
 
 
 def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     """Returns the same mechanism on the attacker's own texts, with the attacker's own draws."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        own = replace(client, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
-        sent, original, origin = crossed(own, texts)
+        attacker_client = replace(client, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
+        sent, original, origin = sent_and_original(attacker_client, texts)
         if not np.array_equal(original.ids, corpus.ids):
             raise ValueError("only the attacker's own text can be rehearsed")
         assert origin is not None
@@ -245,16 +248,16 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
     Special tokens are parts of their own, before the first part and after the last.
     """
     batch = codec.tokenizer(
-        ["".join(one) for one in pieces_of_texts],
+        ["".join(pieces) for pieces in pieces_of_texts],
         truncation=True,
         max_length=codec.limit,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
         split_special_tokens=True,
     )
-    where = []
+    rows = []
     for number, subset in enumerate(pieces_of_texts):
-        ends = np.cumsum([len(one) for one in subset])
+        ends = np.cumsum([len(piece) for piece in subset])
         starts = np.array([start for start, _ in batch["offset_mapping"][number]], np.int64)
         piece_of_token = np.searchsorted(ends, starts, side="right")
         special = np.array(batch["special_tokens_mask"][number], np.bool_)
@@ -262,12 +265,12 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
         piece_of_token[special] = np.where(np.flatnonzero(special) < last / 2, -1, len(subset))
         places = np.arange(len(piece_of_token))
         begins = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
-        place = places - np.maximum.accumulate(np.where(begins, places, 0))
-        where.append(np.stack([np.full(len(piece_of_token), number), piece_of_token, place], 1))
-    return Sequences.of(batch["input_ids"]), np.concatenate(where).astype(np.int64)
+        place_in_piece = places - np.maximum.accumulate(np.where(begins, places, 0))
+        rows.append(np.stack([np.full(len(piece_of_token), number), piece_of_token, place_in_piece], 1))
+    return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
 
 
-def _places(rows: Ids, other_rows: Ids) -> Ids:
+def _matching_places(rows: Ids, other_rows: Ids) -> Ids:
     """Returns for each row of `rows` the place of the same row in `other_rows`, or NO_BELIEF."""
-    at = {row: place for place, row in enumerate(map(tuple, other_rows.tolist()))}
-    return np.array([at.get(row, NO_BELIEF) for row in map(tuple, rows.tolist())], np.int64)
+    place_of_row = {row: place for place, row in enumerate(map(tuple, other_rows.tolist()))}
+    return np.array([place_of_row.get(row, NO_BELIEF) for row in map(tuple, rows.tolist())], np.int64)

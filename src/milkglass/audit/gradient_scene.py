@@ -33,10 +33,10 @@ def gradient_scene(
     """
     size = len(truth.ordinary)
     first = Adversary(SERVER, "sees the gradients and has the model", knowledge)
-    others = []
+    others_ = []
     if shadows is not None:
-        others.append(Adversary(INVERSION, "has all shadows", Knowledge(), Transcript((Tokens(shadows),), size)))
-    return Scene.of(Transcript(gradients, size), truth, first, others)
+        others_.append(Adversary(INVERSION, "has all shadows", Knowledge(), Transcript((Tokens(shadows),), size)))
+    return Scene.of(Transcript(gradients, size), truth, first, others_)
 
 
 def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, batches: Ids) -> Truth:
@@ -49,8 +49,8 @@ def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, ba
         batches: how many texts were behind each of the gradients.
     """
     ordinary = np.ones(size, np.bool_)
-    ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
-    pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
+    ordinary[[special_id for special_id in tokenizer.all_special_ids if special_id < size]] = False
+    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
     content = content_tokens(original.counts(size), pieces + [""] * (size - len(pieces)))
 
     def read(ids: Ids) -> str:

@@ -19,9 +19,9 @@ import torch
 from milkglass import files
 from milkglass.attacks.catalogue import ADDED, ATTACKS
 from milkglass.audit.audit import audit, write
-from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.plan import planned
+from milkglass.audit.plan import planned_count
 from milkglass.audit.report.preflight import require_audit
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
@@ -84,28 +84,28 @@ def audit_key(
     require_audit(folder, budget)
     if rows is not None and rows < MIN_PRIVATE_TEXTS:
         raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
-    sources = {name: None if one is None else DataFile.of(one) for name, one in
+    sources = {name: None if path is None else DataFile.of(path) for name, path in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
-    given_sources = [one for one in sources.values() if one is not None]
-    for one in given_sources:
-        one.require()
+    given_sources = [source for source in sources.values() if source is not None]
+    for data_file in given_sources:
+        data_file.require()
     transcript_path = None if server_transcript is None else Path(server_transcript)
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)
     unlocked.key.require_whole()
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
-    paths = {name: None if one is None else one.path for name, one in sources.items()}
-    columns = [[one.text, one.label, one.pair, one.delimiter, one.skip_empty] for one in given_sources]
+    paths = {name: None if source is None else source.path for name, source in sources.items()}
+    columns = [[file.text, file.label, file.pair, file.delimiter, file.skip_empty] for file in given_sources]
     settings = {**identity(unlocked, paths, transcript_path, rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:
         audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
-        return build(unlocked.key, codec, base, audit_files, stage, transcript)
+        return key_scene(unlocked.key, codec, base, audit_files, stage, transcript)
 
     chosen = ATTACKS if attacks is None else attacks
     with limited_threads():
         scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen)
-        advance = stage("attack", planned(scene, chosen))
+        advance = stage("attack", planned_count(scene, chosen))
         result, _ = run_and_write(
             scene, resume_store, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
         )
@@ -143,11 +143,12 @@ def open_scene(
         stage: receives the progress.
         attacks: by name.
     """
-    identity_now = {**settings, "attacks": [signature(one) for one in attacks.values()]}
-    identity_before = {**settings, "attacks": [signature(one) for name, one in attacks.items() if name not in ADDED]}
+    identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
+    earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in ADDED]
+    earlier_identity = {**settings, "attacks": earlier_attacks}
     scene = build_scene(stage)
     # after the scene: a text that cannot be read leaves nothing behind
-    return scene, ResumeStore.open(out / "work", identity_now, identity_before)
+    return scene, ResumeStore.open(out / "work", identity, earlier_identity)
 
 
 def run_and_write(

@@ -23,7 +23,7 @@ FIRST_TOKENS = 1000
 
 def sizes(total: int) -> list[int]:
     steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
-    return [*(one for one in steps if one < 0.8 * total), total]
+    return [*(step for step in steps if step < 0.8 * total), total]
 
 
 def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
@@ -32,8 +32,8 @@ def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
     texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
     first = np.arange(min(texts, len(sent)))
     first_texts = sent.chosen(first)
-    rest = tuple(one for one in scene.transcript.observations if not isinstance(one, Tokens | Outputs))
-    transcript = Transcript((*rest, Tokens(first_texts)), scene.transcript.size)
+    others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
+    transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)
     original = None if scene.truth.original is None else scene.truth.original.chosen(first)
     truth = replace(scene.truth, sent=first_texts, original=original)
     return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)
@@ -43,10 +43,10 @@ def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
     """Returns the shares of running and of content tokens that are read correctly, nan if there are no such tokens."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]
-    right = reading == sent.ids
+    is_right = reading == sent.ids
 
     def share(among: NDArray[np.bool_]) -> float:
-        return float(right[among].mean()) if among.any() else float("nan")
+        return float(is_right[among].mean()) if among.any() else float("nan")
 
     return share(counted), share(counted & scene.truth.content[sent.ids])
 
@@ -71,6 +71,6 @@ def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
         if first_above.content >= share:
             if last_below is None:
                 return first_above.tokens
-            at = (share - last_below.content) / (first_above.content - last_below.content)
-            return round(last_below.tokens * (first_above.tokens / last_below.tokens) ** at)
+            exponent = (share - last_below.content) / (first_above.content - last_below.content)
+            return round(last_below.tokens * (first_above.tokens / last_below.tokens) ** exponent)
     return None

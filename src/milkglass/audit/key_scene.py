@@ -98,17 +98,17 @@ class AttackerText:
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
-def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
+def uploaded_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """Returns the scrambled model as `milkglass obfuscate` writes it for this key, and what the scheme promises."""
-    result = replacements(base, architecture_of(base), key, stage)
-    changed = {name: rows.block(0, result.base.tensors[name].shape[0]) for name, rows in result.tensors.items()}
+    replaced = replacements(base, architecture_of(base), key, stage)
+    changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
-    return Model(overlaid(Stored(result.base), changed), config), promise
+    promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition)
+    return Model(overlaid(Stored(replaced.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
-def build(
+def key_scene(
     key: Key,
     codec: Codec,
     folder: Path,
@@ -164,10 +164,10 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     Args:
         attacker_texts: those texts in original ids.
     """
-    known_texts = {one.tobytes() for one in attacker_texts}
+    known_texts = {attacker_text.tobytes() for attacker_text in attacker_texts}
     sent = transcript.tokens
     original = sent.mapped(codec.inverse)
-    unknown = np.array([i for i, one in enumerate(original) if one.tobytes() not in known_texts], np.int64)
+    unknown = np.array([i for i, text in enumerate(original) if text.tobytes() not in known_texts], np.int64)
     if len(unknown) == len(sent):
         return transcript
     if len(unknown) < MIN_PRIVATE_TEXTS // 2:
@@ -177,19 +177,19 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
     keep = np.isin(sent.owner, unknown)
-    ends = np.cumsum([0, *(len(one.ids) for one in transcript.all(Tokens))])
+    ends = np.cumsum([0, *(len(tokens.ids) for tokens in transcript.all(Tokens))])
     unknown_in_each = [unknown[(unknown >= a) & (unknown < b)] for a, b in zip(ends, ends[1:], strict=False)]
     merged: list[Observation] = [
-        Tokens(sent.chosen(numbers), one.purpose)
-        for one, numbers in zip(transcript.all(Tokens), unknown_in_each, strict=True)
+        Tokens(sent.chosen(numbers), tokens.purpose)
+        for tokens, numbers in zip(transcript.all(Tokens), unknown_in_each, strict=True)
     ]
     states = transcript.all(Activations)
-    for layer in sorted({one.layer for one in states}):
-        hidden = torch.cat([one.hidden for one in states if one.layer == layer])
-        lengths = np.concatenate([one.lengths for one in states if one.layer == layer])
+    for layer in sorted({state.layer for state in states}):
+        hidden = torch.cat([state.hidden for state in states if state.layer == layer])
+        lengths = np.concatenate([state.lengths for state in states if state.layer == layer])
         if np.array_equal(lengths, sent.lengths):  # otherwise nobody can say whose states they are
             merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[unknown], layer))
-    others = [one for one in transcript.observations if not isinstance(one, Tokens | Activations)]
+    others = [seen for seen in transcript.observations if not isinstance(seen, Tokens | Activations)]
     return replace(transcript, observations=(*others, *merged))
 
 
@@ -208,20 +208,20 @@ def _halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences
 # --- from texts -------------------------------------------------------------------------------------------------------
 def assemble(
     key: Key, codec: Codec, base: Checkpoint, private: PrivateTexts, attackers: Mapping[str, AttackerText],
-    stage: Stage = no_stage, seen: Transcript | None = None,
+    stage: Stage = no_stage, recorded: Transcript | None = None,
 ) -> Scene:  # fmt: skip
     """Returns the scene of a key from texts. The first attacker has the public model alone.
 
     Args:
         attackers: the text of each further attacker, by name.
     """
-    model, promise = uploaded(base, key, stage)
+    model, promise = uploaded_model(base, key, stage)
     scheme = scheme_of(key)
-    transcript = _transcript(model, private, len(key.sigma), seen, key)
-    if seen is not None and seen.all(Tokens):
+    transcript = _transcript(model, private, len(key.sigma), recorded, key)
+    if recorded is not None and recorded.all(Tokens):
         private = unmarked(codec, transcript.tokens)
     sent = private.original
-    simulate = _simulate(base, key.info.model, scheme, key.model_digest)
+    simulate = _simulator(base, key.info.model, scheme, key.model_digest)
     without_text = Knowledge(
         public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
     )
@@ -229,15 +229,15 @@ def assemble(
         symbols = key.first.astype(np.int64)
         candidates = Candidates.of_symbols(symbols)
         without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
-    others = []
+    adversaries = []
     for name, text in attackers.items():
-        own_text = replace(text, public=without_private(text.public, sent, codec.tokenizer))
-        others.append(Adversary.with_text(name, Knowledge(corpus=own_text.besides(sent), pairs=text.pairs)))
-    truth = truth_of(codec, transcript.tokens, sent, [one.counted for one in attackers.values()])
+        cleaned = replace(text, public=without_private(text.public, sent, codec.tokenizer))
+        adversaries.append(Adversary.with_text(name, Knowledge(corpus=cleaned.besides(sent), pairs=text.pairs)))
+    truth = truth_of(codec, transcript.tokens, sent, [attacker.counted for attacker in attackers.values()])
     truth = replace(truth, original=None) if codec.readable else truth
     description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
     public_model_only = Adversary.without_text(without_text)
-    return Scene.of(transcript, truth, public_model_only, others, texts=private, promise=promise, **description)
+    return Scene.of(transcript, truth, public_model_only, adversaries, texts=private, promise=promise, **description)
 
 
 def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:
@@ -247,7 +247,7 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
         public: texts by which, with the original, tokens are common or carry content. Each counts alike, however long.
     """
     size = len(codec.sigma)
-    counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public)], axis=0)
+    counts = np.sum([texts.counts(size) / max(1, len(texts.ids)) for texts in (original, *public)], axis=0)
     content = content_tokens(counts, pieces(codec, size))
 
     def read(ids: Ids) -> str:
@@ -263,7 +263,7 @@ def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transc
         raise KeyForOtherModel(
             f"the transcript is of {recorded.size} ids, the key of {size}", "give the key's transcript"
         )
-    key_ids = {recorded.key_id, *(one.model.config.get(KEY_ID) for one in recorded.all(Weights))} - {None}
+    key_ids = {recorded.key_id, *(weights.model.config.get(KEY_ID) for weights in recorded.all(Weights))} - {None}
     if not key_ids:
         raise KeyForOtherModel(
             "the transcript doesn't say which key it was recorded under",
@@ -276,12 +276,12 @@ def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transc
     return replace(recorded, observations=(*observations, *sent))
 
 
-def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
+def _simulator(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
     """Returns the scheme under keys of the attacker's own (Kerckhoffs). It never sees the user's key."""
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
         attacker_key = new_key(base, ref, scheme, digest, root)
-        return uploaded(base, attacker_key)[0], attacker_key.first.astype(np.int64)
+        return uploaded_model(base, attacker_key)[0], attacker_key.first.astype(np.int64)
 
     return simulate

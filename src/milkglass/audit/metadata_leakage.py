@@ -41,19 +41,20 @@ class MetadataLeakage:
 def metadata_leakage(sent: Sequences) -> MetadataLeakage:
     """Returns the leakage of these texts, with nan if there is nothing to measure."""
     texts = list(sent)
-    distinct = list({one.tobytes(): one for one in texts}.values())
-    long = [one for one in distinct if len(one) >= MIN_PATTERN_TOKENS]
-    seen = Counter(map(pattern, distinct))
+    distinct = list({text.tobytes(): text for text in texts}.values())
+    long_texts = [text for text in distinct if len(text) >= MIN_PATTERN_TOKENS]
+    counts = Counter(map(repetition_pattern, distinct))
+    is_recognised = [counts[repetition_pattern(text)] == 1 for text in long_texts]
     return MetadataLeakage(
         length_bits=entropy(sent.lengths),
         repeated=1 - len(distinct) / len(texts) if texts else float("nan"),
-        long=len(long),
-        recognised=float(np.mean([seen[pattern(one)] == 1 for one in long])) if long else float("nan"),
-        sized=_sized(texts),
+        long=len(long_texts),
+        recognised=float(np.mean(is_recognised)) if long_texts else float("nan"),
+        sized=_length_error(texts),
     )
 
 
-def pattern(text: Ids) -> bytes:
+def repetition_pattern(text: Ids) -> bytes:
     """Returns the text with each id replaced by its first place, which a substitution does not change."""
     _, first, where = np.unique(text, return_index=True, return_inverse=True)
     return np.asarray(first[where], np.int64).tobytes()
@@ -68,12 +69,12 @@ def entropy(values: Ids) -> float:
     return max(0.0, float(-(shares * np.log2(shares)).sum()))
 
 
-def _sized(texts: list[Ids]) -> float:
+def _length_error(texts: list[Ids]) -> float:
     """Returns the error for a request in JSON as `classify` and `generate` send it: decimal ids between commas."""
-    full = [one for one in texts if len(one)]
-    if not full:
+    texts_with_ids = [text for text in texts if len(text)]
+    if not texts_with_ids:
         return float("nan")
-    lengths = np.array([len(one) for one in full])
-    sizes = np.array([len(",".join(map(str, one.tolist()))) for one in full])
+    lengths = np.array([len(text) for text in texts_with_ids])
+    sizes = np.array([len(",".join(map(str, text.tolist()))) for text in texts_with_ids])
     guessed = np.rint(sizes * (lengths.sum() / sizes.sum()))
     return float(np.median(np.abs(guessed - lengths) / lengths))

@@ -57,7 +57,7 @@ class AttackResult:
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
         fields_by_name = dict(raw)
         for name in ("measures", "by_class"):
-            fields_by_name[name] = {measure: _interval(one) for measure, one in fields_by_name[name].items()}
+            fields_by_name[name] = {measure: _interval(interval) for measure, interval in fields_by_name[name].items()}
         return cls(**fields_by_name)
 
     @property
@@ -67,7 +67,7 @@ class AttackResult:
 
     def ended(self, cut: bool) -> AttackResult:
         """Returns the result with `cut` set. A partial result has no intervals, since it is no random sample."""
-        parts = (without_intervals(one, cut) for one in (self.measures, self.by_class))
+        parts = (without_intervals(measures, cut) for measures in (self.measures, self.by_class))
         return replace(self, cut=cut, measures=next(parts), by_class=next(parts))
 
     def value(self, measure: str) -> float:
@@ -80,15 +80,15 @@ class AttackResult:
 
 def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:
     """Returns the figures, without their intervals if the attack was cut."""
-    return {name: one.alone for name, one in measures.items()} if cut else measures
+    return {name: measure.alone for name, measure in measures.items()} if cut else measures
 
 
 def finite(value: Any) -> Any:
     """Replaces nan, which JSON lacks, by None at any depth."""
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -116,21 +116,23 @@ class AuditRun:
     """All attacks that were run.
 
     Attributes:
-        played: their results.
+        attacks: their results.
         candidates: what the solvers that need no text found.
     """
 
-    played: tuple[FinishedAttack, ...]
+    attacks: tuple[FinishedAttack, ...]
     candidates: Candidates | None
 
     @property
     def cells(self) -> tuple[AttackResult, ...]:
-        return tuple(one.result for one in self.played)
+        return tuple(attack.result for attack in self.attacks)
 
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
         return {
-            (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
+            (played.result.adversary, played.result.attack): played.reading
+            for played in self.attacks
+            if played.reading is not None
         }
 
 
@@ -144,34 +146,34 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
     comparable = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
 
-    def got(cell: AttackResult) -> tuple[float, ...]:
+    def recovered(cell: AttackResult) -> tuple[float, ...]:
         values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
         return (sum(values),) if measure is None else tuple(values)
 
-    return max(comparable, key=got, default=None)
+    return max(comparable, key=recovered, default=None)
 
 
 # --- figures that only some attacks have ------------------------------------------------------------------------------
-def in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
+def share_in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
     """Returns the share of ordinary ids whose public id is in a group that a solver found. None: it was no solver."""
     if not learnt:
         return None
-    hit = np.zeros(len(truth.inverse), np.bool_)
+    is_hit = np.zeros(len(truth.inverse), np.bool_)
     for group in learnt[0].solved:
-        hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
-    return float(hit[truth.ordinary[truth.inverse]].mean())
+        is_hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
+    return float(is_hit[truth.ordinary[truth.inverse]].mean())
 
 
-def by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
+def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
     """Returns the share of each class of tokens that was read correctly. Classes that do not occur are left out."""
     sent = truth.tokens
     counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
-    which = classes(texts, truth.content, sent.counts(len(truth.content)))
-    result: dict[str, Interval] = {}
+    class_of_token = classes(texts, truth.content, sent.counts(len(truth.content)))
+    shares: dict[str, Interval] = {}
     for number, name in enumerate(CLASSES):
-        inside = counted & (which == number)
-        if inside.any():
-            weights = np.bincount(sent.owner, inside, len(sent)).astype(np.float64)
-            hits = np.bincount(sent.owner, inside & (reading == sent.ids), len(sent)).astype(np.float64)
-            result[name] = ratio(hits, weights, rng)
-    return result
+        in_class = counted & (class_of_token == number)
+        if in_class.any():
+            weights = np.bincount(sent.owner, in_class, len(sent)).astype(np.float64)
+            hits = np.bincount(sent.owner, in_class & (reading == sent.ids), len(sent)).astype(np.float64)
+            shares[name] = ratio(hits, weights, rng)
+    return shares

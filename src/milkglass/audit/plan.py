@@ -24,7 +24,7 @@ SPARE_FACTOR = 4  # an attack of long training that others surpass is begun only
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
-REFERENCE_SECONDS = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
+REFERENCE_SECONDS = 0.10  # processor seconds of `slowness`'s job on the machine on which attacks were timed
 JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # of that job
 
 
@@ -42,7 +42,7 @@ class AttackTurn:
     min_seconds: float
 
     @property
-    def early(self) -> bool:
+    def is_solver_without_text(self) -> bool:
         """Returns whether this is a solver without text. These are the chain."""
         return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
 
@@ -51,9 +51,9 @@ class AttackTurn:
         return "candidates" in self.attack.assumes | self.attack.uses
 
     @property
-    def waits(self) -> bool:
+    def must_run(self) -> bool:
         """Returns whether it must run even if the chain used up the budget: such attacks are cheap and read most."""
-        return self.takes_candidates and not self.min_seconds and not self.early
+        return self.takes_candidates and not self.min_seconds and not self.is_solver_without_text
 
     @property
     def least(self) -> float:
@@ -62,12 +62,12 @@ class AttackTurn:
 
     def share(self, seconds_left: float) -> float:
         """Returns its part of the seconds: not all of them if others wait for it or it would use everything."""
-        seconds_left = max(GRACE_SECONDS if self.waits else 1.0, seconds_left)
+        seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left
         return (
             CHAIN_SHARE * seconds_left
-            if self.early
+            if self.is_solver_without_text
             else max(seconds_left / 2, self.min_seconds)
             if self.min_seconds
             else seconds_left
@@ -75,7 +75,7 @@ class AttackTurn:
 
     def late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""
-        if seconds_left <= 0 and not self.waits:
+        if seconds_left <= 0 and not self.must_run:
             return "the budget was spent before its turn"
         if self.least and seconds_left < self.least:
             return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
@@ -89,7 +89,7 @@ class AttackTurn:
         if self.attack.baseline:
             return 5 if self.min_seconds else 4
         if not self.min_seconds:
-            return 0 if self.waits else 1
+            return 0 if self.must_run else 1
         return 2 if "candidates" in self.attack.assumes else 3
 
     def result_by(self, adversary: Adversary) -> AttackResult:
@@ -100,7 +100,7 @@ class AttackTurn:
             "not run",
             of_outputs=self.attack.of_outputs,
             costly=self.min_seconds > 0,
-            joint=self.early or self.takes_candidates,
+            joint=self.is_solver_without_text or self.takes_candidates,
         )
 
 
@@ -108,25 +108,25 @@ ScheduledAttack = tuple[Adversary, AttackTurn]
 
 
 def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
-    return [AttackTurn(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
+    return [AttackTurn(name, attack, attack.min_seconds if use_minimum else 0.0) for name, attack in attacks.items()]
 
 
-def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
+def scheduled_attacks(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
     """Returns who runs what besides the chain, in order. The last attacker, who has most, comes first."""
-    late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
-    pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in late if who in players]
+    after_chain = [(turn, scene.players(turn.attack)) for turn in turns if not turn.is_solver_without_text]
+    pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in after_chain if who in players]
     return sorted(pairs, key=lambda pair: pair[1].rank)
 
 
-def parted(played: Sequence[ScheduledAttack]) -> tuple[list[ScheduledAttack], list[ScheduledAttack]]:
+def split_at_chain(scheduled: Sequence[ScheduledAttack]) -> tuple[list[ScheduledAttack], list[ScheduledAttack]]:
     """Returns the pairs before the chain and those after it."""
-    return [one for one in played if one[1].rank < 0], [one for one in played if one[1].rank >= 0]
+    return [pair for pair in scheduled if pair[1].rank < 0], [pair for pair in scheduled if pair[1].rank >= 0]
 
 
-def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
+def planned_count(scene: Scene, attacks: Mapping[str, Attack]) -> int:
     """Returns how many results there will be."""
     turns = turns_of(attacks)
-    return sum(one.early for one in turns) + len(pairs(scene, turns))
+    return sum(turn.is_solver_without_text for turn in turns) + len(scheduled_attacks(scene, turns))
 
 
 # --- how long ---------------------------------------------------------------------------------------------------------
@@ -162,34 +162,35 @@ class _Step:
     seconds: float | None
 
 
-def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
+def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
     """Returns an estimate from the number of tokens, the size of the tables, and a short measurement of this machine.
 
     Args:
         budget: in seconds.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
-    begun, late = _schedule(steps, budget)
-    ended = [one for one in begun if one.seconds is not None]
+    begun_steps, late_steps = _schedule(steps, budget)
+    ended_steps = [step for step in begun_steps if step.seconds is not None]
     curve_seconds = dict[str, float]()
-    for step in ended:
+    for step in ended_steps:
         if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
             curve = (step.seconds or 0.0) * len(sizes(sent)) / 2
             curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
-    seconds = sum(one.seconds or 0.0 for one in ended) + sum(curve_seconds.values())
-    open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
-    titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
+    seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds.values())
+    open_ended = dict.fromkeys(step.turn.attack.title for step in begun_steps if step.seconds is None)
+    titles = tuple(dict.fromkeys(step.turn.attack.title for step in late_steps))
     return TimeEstimate(
-        seconds, len(ended), tuple(open_ended), titles, _enough_budget(steps, budget) if late else math.nan
+        seconds, len(ended_steps), tuple(open_ended), titles, _enough_budget(steps, budget) if late_steps else math.nan
     )
 
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     """Returns all attacks that apply, in the order of a run, with their estimated seconds."""
     turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
-    steps, pace = list[_Step](), speed()
-    before, after = parted(pairs(scene, turns))
-    for who, turn in [*before, *((scene.adversaries[0], one) for one in turns if one.early), *after]:
+    steps, pace = list[_Step](), slowness()
+    before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
+    chain = [(scene.adversaries[0], turn) for turn in turns if turn.is_solver_without_text]
+    for who, turn in [*before_chain, *chain, *after_chain]:
         if not _applies(scene, who, turn):
             continue
         seconds = None
@@ -209,20 +210,20 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     seconds_left, begun, late = budget, list[_Step](), list[_Step]()
     for step in steps:
         share = step.turn.share(seconds_left)
-        takes = share if step.seconds is None else step.seconds
-        waits = bool(step.turn.late(seconds_left))
-        if not waits:
+        needed = share if step.seconds is None else step.seconds
+        is_late = bool(step.turn.late(seconds_left))
+        if not is_late:
             begun.append(step)
-            seconds_left -= min(takes, share)
-        if (waits or takes > share) and not step.turn.attack.baseline:
+            seconds_left -= min(needed, share)
+        if (is_late or needed > share) and not step.turn.attack.baseline:
             late.append(step)
     return begun, late
 
 
 def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
-    tried = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
-    return next((one for one in tried if not _schedule(steps, one)[1]), math.nan)
+    budgets = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
+    return next((seconds for seconds in budgets if not _schedule(steps, seconds)[1]), math.nan)
 
 
 def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
@@ -236,18 +237,18 @@ def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
         return False
 
 
-def speed() -> float:
+def slowness() -> float:
     """Returns how many times longer a comparison of rows takes here than on the machine where attacks were timed.
 
     The measurement takes some tenths of a second.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(JOB_ROWS, JOB_WIDTH, generator=generator)
-    others = torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator)
-    best = float("inf")
+    other_rows = torch.randn(JOB_WIDTH, JOB_OTHER_ROWS, generator=generator)
+    fastest = float("inf")
     for _ in range(3):  # the first one also loads the library
         started = time.process_time()
         for _ in range(JOB_PRODUCTS):
-            (rows @ others).topk(10, dim=1)
-        best = min(best, time.process_time() - started)
-    return best / REFERENCE_SECONDS
+            (rows @ other_rows).topk(10, dim=1)
+        fastest = min(fastest, time.process_time() - started)
+    return fastest / REFERENCE_SECONDS

@@ -66,17 +66,17 @@ class EncryptedAnswers:
                       topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
         return dict(score(guess, truth, rng).measures)
 
-    def _records(self, which: NDArray[np.int64]) -> Records:
-        sizes, times = (_part(one, which) for one in (self.records.sizes, self.records.times))
+    def _records(self, numbers: NDArray[np.int64]) -> Records:
+        sizes, times = (_part(sequences, numbers) for sequences in (self.records.sizes, self.records.times))
         assert sizes is not None and times is not None
         return Records(sizes, times)
 
 
-def _part(of: Sequences | None, which: NDArray[np.int64]) -> Sequences | None:
-    if of is None:
+def _part(sequences: Sequences | None, numbers: NDArray[np.int64]) -> Sequences | None:
+    if sequences is None:
         return None
-    every = list(of)
-    return Sequences.of(every[at] for at in which)
+    rows = list(sequences)
+    return Sequences.of(rows[number] for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,15 @@ class EndpointAudit:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Returns what is read in either case, for people."""
-        told = f"no text; the topic of {self.reading['topics']} of the answers"
-        told += f" (control {self.control['topics']}, a guess {100 * self.chance:.1f} %)"
+        reading_text = f"no text; the topic of {self.reading['topics']} of the answers"
+        reading_text += f" (control {self.control['topics']}, a guess {100 * self.chance:.1f} %)"
         if "token lengths" in self.reading:
-            told += f"; the length of {self.reading['token lengths']} of the tokens"
-        return [(HOLDS, told), (FAILS, ALL_READ)]
+            reading_text += f"; the length of {self.reading['token lengths']} of the tokens"
+        return [(HOLDS, reading_text), (FAILS, ALL_READ)]
 
     def to_json(self) -> dict[str, Any]:
         reading, control = (
-            {name: asdict(one) for name, one in found.items()} for found in (self.reading, self.control)
+            {name: asdict(interval) for name, interval in measures.items()} for measures in (self.reading, self.control)
         )
         return {
             "answers": self.answers, "topics": self.topics, "chance": self.chance,
@@ -139,16 +139,14 @@ def read(path: Path) -> EncryptedAnswers:
             f"{path.name} has {len(topics)} answers on {len(names)} topics",
             f"give {MIN_ANSWERS} or more, on two or more",
         )
-    known_lengths = [one for one in lengths if one is not None]
+    known_lengths = [length for length in lengths if length is not None]
     if known_lengths and len(known_lengths) < len(lengths):
         raise CodecError(
             f"{path.name} has lengths in {len(known_lengths)} of {len(lengths)} rows", "give them in all or none"
         )
-    at = {name: place for place, name in enumerate(names)}
-    return EncryptedAnswers(
-        Records(Sequences.of(sizes), Sequences.of(times)), np.array([at[one] for one in topics], np.int64), names,
-        Sequences.of(known_lengths) if known_lengths else None,
-    )  # fmt: skip
+    topic_ids = np.array([names.index(topic) for topic in topics], np.int64)
+    token_lengths = Sequences.of(known_lengths) if known_lengths else None
+    return EncryptedAnswers(Records(Sequences.of(sizes), Sequences.of(times)), topic_ids, names, token_lengths)
 
 
 def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
@@ -157,9 +155,10 @@ def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids
     if not isinstance(numbers, list) or len(numbers) > MAX_RECORDS:
         raise CodecError(f"{place} has no list {name}", f"give a list of at most {MAX_RECORDS:,} numbers")
     if any(
-        isinstance(one, bool) or not isinstance(one, int | float) or not 0 <= one <= MAX_RECORD_BYTES for one in numbers
+        isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= MAX_RECORD_BYTES
+        for number in numbers
     ):
         raise CodecError(
             f"{place} has {name} that are no numbers from 0 to {MAX_RECORD_BYTES:,}", "see docs/formats.md"
         )
-    return np.array([round(scale * one) for one in numbers], np.int64)
+    return np.array([round(scale * number) for number in numbers], np.int64)

@@ -42,8 +42,8 @@ class ResumeStore:
             UsageError: the folder belongs to another audit.
         """
         digest, *earlier = (
-            hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest()
-            for one in (identity, *earlier_identities)
+            hashlib.sha256(json.dumps(earlier_identity, sort_keys=True).encode()).hexdigest()
+            for earlier_identity in (identity, *earlier_identities)
         )
         record = folder / "about.json"
         if record.is_file():
@@ -57,7 +57,7 @@ class ResumeStore:
         files.write(record, json.dumps({"digest": digest}) + "\n")
         return cls(folder)
 
-    def cell(self, name: str) -> tuple[AttackResult, Ids | None] | None:
+    def stored_result(self, name: str) -> tuple[AttackResult, Ids | None] | None:
         """Returns a result whose attack ended, with its reading (total,). None: the attack must run again."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
@@ -68,11 +68,15 @@ class ResumeStore:
         reading = self.folder / f"{name}.safetensors"
         return result, load_file(reading)["reading"] if reading.is_file() else None
 
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Returns how many attacks ended."""
-        return sum(self.cell(one.stem) is not None for one in self.folder.glob("*.json") if one.name != "about.json")
+        return sum(
+            self.stored_result(file.stem) is not None
+            for file in self.folder.glob("*.json")
+            if file.name != "about.json"
+        )
 
-    def keep(self, name: str, result: AttackResult, reading: Ids | None) -> None:
+    def write_result(self, name: str, result: AttackResult, reading: Ids | None) -> None:
         if reading is not None:
             with files.atomic_path(self.folder / f"{name}.safetensors") as path:
                 save_file({"reading": np.ascontiguousarray(reading)}, path)
@@ -80,17 +84,17 @@ class ResumeStore:
 
     def candidates(self, name: str) -> Candidates | None:
         path = self.folder / f"{name}.candidates"
-        return unpacked(load_file(path)) if path.is_file() else None
+        return unpack_candidates(load_file(path)) if path.is_file() else None
 
-    def keep_candidates(self, name: str, candidates: Candidates) -> None:
+    def write_candidates(self, name: str, candidates: Candidates) -> None:
         with files.atomic_path(self.folder / f"{name}.candidates") as path:
-            save_file(packed(candidates), path)
+            save_file(pack_candidates(candidates), path)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
 
 
-def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
+def pack_candidates(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the candidates as flat arrays: sizes (g, 3) of rows, members, whether there are weights; and values."""
     groups = candidates.groups
 
@@ -108,18 +112,18 @@ def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def unpacked(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Candidates:
+def unpack_candidates(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Candidates:
     """Returns the candidates of the arrays in which they were stored."""
-    at = dict.fromkeys(("rows", "members", "weights", "likelihood"), 0)
+    next_place = dict.fromkeys(("rows", "members", "weights", "likelihood"), 0)
 
-    def take(name: str, count: int) -> np.ndarray[Any, Any]:
-        at[name] += count
-        return arrays[name][at[name] - count : at[name]]
+    def next_values(name: str, count: int) -> np.ndarray[Any, Any]:
+        next_place[name] += count
+        return arrays[name][next_place[name] - count : next_place[name]]
 
     groups, likelihood = [], []
     for rows, members, weighted in arrays["sizes"].tolist():
         shape = (rows, members)
-        weights = take("weights", rows * members).reshape(shape) if weighted else None
-        groups.append(Group(take("rows", rows), take("members", members), weights))
-        likelihood.append(take("likelihood", rows * members).reshape(shape))
+        weights = next_values("weights", rows * members).reshape(shape) if weighted else None
+        groups.append(Group(next_values("rows", rows), next_values("members", members), weights))
+        likelihood.append(next_values("likelihood", rows * members).reshape(shape))
     return Candidates(tuple(groups), tuple(likelihood))

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from milkglass.attacks.assignment import Solver, ranked
-from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, by_class, in_group
-from milkglass.audit.plan import AttackTurn, pairs, parted, turns_of
+from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, share_in_group, shares_by_class
+from milkglass.audit.plan import AttackTurn, scheduled_attacks, split_at_chain, turns_of
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
@@ -77,13 +77,13 @@ def run(
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
-    before_chain, after_chain = parted(pairs(scene, turns))
-    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before_chain]
+    before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
+    finished = [runner.run_attack(turn, who, _Chain([], None, False)) for who, turn in before_chain]
     chain = runner.chain(turns)
-    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after_chain)]
+    finished += [*chain.attacks, *(runner.run_attack(turn, who, chain) for who, turn in after_chain)]
     place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
-    played.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # a report is in the catalogue's order
-    return AuditRun(tuple(played), chain.candidates)
+    finished.sort(key=lambda attack: place[attack.result.attack, attack.result.adversary])  # in the catalogue's order
+    return AuditRun(tuple(finished), chain.candidates)
 
 
 # --- one attack -------------------------------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ class _Chain:
     """The result of the solvers.
 
     Attributes:
-        played: the result of each solver.
+        attacks: the result of each solver.
         candidates: what they found.
         renewed: whether one of them ran now, so that stored results from earlier candidates are outdated.
     """
 
-    played: list[FinishedAttack]
+    attacks: list[FinishedAttack]
     candidates: Candidates | None
     renewed: bool
 
@@ -116,10 +116,10 @@ class _Runner:
 
     def chain(self, turns: Sequence[AttackTurn]) -> _Chain:
         """Runs the solvers. If an attack can undo a part of the scheme, they start from what it leaves."""
-        solvers = [one for one in turns if one.early]
-        undoers = [one.attack for one in turns if isinstance(one.attack, Preprocessor)] if solvers else []
+        solvers = [turn for turn in turns if turn.is_solver_without_text]
+        undoers = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
         who = self.scene.adversaries[0]
-        played, renewed = list[FinishedAttack](), False
+        finished, renewed = list[FinishedAttack](), False
         candidates, transcript = who.knowledge.candidates, self.scene.transcript
         for undoer in undoers:
             try:
@@ -134,8 +134,8 @@ class _Runner:
             placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
             if placed and placed >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = learnt
-            played.append(attack)
-        return _Chain(played, candidates, renewed)
+            finished.append(attack)
+        return _Chain(finished, candidates, renewed)
 
     def _solve(
         self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript, renewed: bool
@@ -153,30 +153,30 @@ class _Runner:
         def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
             learnt.append(solver.learn(transcript, knowledge, budget, rng))
             if self.store is not None:  # before the result: one without the other is done again
-                self.store.keep_candidates(turn.name, learnt[0])
+                self.store.write_candidates(turn.name, learnt[0])
             return ranked(learnt[0], seen.size)
 
         knowledge = replace(who.knowledge, candidates=candidates)
-        played = self._kept(turn, who) if stored_candidates is not None else None
-        played = played or self._play(turn, who, knowledge, attempt, learnt)
-        return played, learnt[0] if learnt else stored_candidates, bool(learnt)
+        finished = self._stored(turn, who) if stored_candidates is not None else None
+        finished = finished or self._run_attack(turn, who, knowledge, attempt, learnt)
+        return finished, learnt[0] if learnt else stored_candidates, bool(learnt)
 
-    def play(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
+    def run_attack(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
         knowledge, stale = who.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
             knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
-        return (None if stale else self._kept(turn, who)) or self._play(turn, who, knowledge, turn.attack)
+        return (None if stale else self._stored(turn, who)) or self._run_attack(turn, who, knowledge, turn.attack)
 
-    def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
+    def _stored(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None."""
-        stored = None if self.store is None else self.store.cell(_file_name(turn, who))
+        stored = None if self.store is None else self.store.stored_result(_file_name(turn, who))
         if stored is None:
             return None
         self.budget.spend(stored[0].seconds)
         self.progress(stored[0])
         return FinishedAttack(stored[0], reading=stored[1])
 
-    def _play(
+    def _run_attack(
         self,
         turn: AttackTurn,
         who: Adversary,
@@ -187,19 +187,19 @@ class _Runner:
         """Runs an attack, grades it and stores the result. An error is its result, not the audit's."""
         result = turn.result_by(who)
         try:
-            played = self._try(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
+            finished = self._attempt(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
-            played = FinishedAttack(replace(result, state="failed", reason=error.message))
+            finished = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
-            played = FinishedAttack(
+            finished = FinishedAttack(
                 replace(result, state="failed", reason=type(error).__name__)
             )  # its text may quote texts
-        if played.result.state == "done" and self.store is not None:
-            self.store.keep(_file_name(turn, who), played.result, played.reading)
-        self.progress(played.result)
-        return played
+        if finished.result.state == "done" and self.store is not None:
+            self.store.write_result(_file_name(turn, who), finished.result, finished.reading)
+        self.progress(finished.result)
+        return finished
 
-    def _try(
+    def _attempt(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
         learnt: Sequence[Candidates],
     ) -> FinishedAttack:  # fmt: skip
@@ -210,23 +210,23 @@ class _Runner:
         if reason := turn.late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
-        drawn_from = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
+        seed_of_attack = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)), _seed_torch(budget, drawn_from):
-                guess = attempt(seen, knowledge, budget, np.random.default_rng(drawn_from))
+            with ended_with(self._deadline(budget)), _seed_torch(budget, seed_of_attack):
+                guess = attempt(seen, knowledge, budget, np.random.default_rng(seed_of_attack))
         except OutOfTime:
             return FinishedAttack(replace(result, reason=ENDED))
         if budget.clock() == started:
-            budget.spend(self._cost(turn, knowledge))
-        result, cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
+            budget.spend(self._declared_cost(turn, knowledge))
+        result, is_cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
-        result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
+        result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(learnt, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
-            return FinishedAttack(result.ended(cut), guess)
+            return FinishedAttack(result.ended(is_cut), guess)
         reading = truth.readings(guess)[:, 0]
         if self.scene.texts is not None:
-            result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
-        return FinishedAttack(result.ended(cut), guess, reading)
+            result = replace(result, by_class=shares_by_class(self.scene.texts, truth, reading, rng))
+        return FinishedAttack(result.ended(is_cut), guess, reading)
 
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""
@@ -237,7 +237,7 @@ class _Runner:
             min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + SPARE_SECONDS), clock=run_deadline.clock
         )
 
-    def _cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
+    def _declared_cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
         """Returns the declared cost of an attack that does not count its work."""
         sent, corpus = len(self.scene.truth.tokens.ids), knowledge.corpus
         width = 0 if knowledge.public_model is None else knowledge.public_model.width

@@ -119,14 +119,14 @@ class Scene:
         Raises:
             ValueError: another attacker has its own value of a field that is not in `OF_TEXT`.
         """
-        everybody = [first]
+        adversaries = [first]
         for adversary in others:
             parts = [(part, getattr(adversary.knowledge, part.name)) for part in fields(Knowledge)]
             own_knowledge = {part.name: value for part, value in parts if value is not part.default}
-            if more := own_knowledge.keys() - {*OF_TEXT}:
-                raise ValueError(f"{adversary.name} alone is given {', '.join(sorted(more))}")
-            everybody.append(replace(adversary, knowledge=replace(first.knowledge, **own_knowledge)))
-        return cls(transcript, truth, tuple(everybody), **details)
+            if unexpected := own_knowledge.keys() - {*OF_TEXT}:
+                raise ValueError(f"{adversary.name} alone is given {', '.join(sorted(unexpected))}")
+            adversaries.append(replace(adversary, knowledge=replace(first.knowledge, **own_knowledge)))
+        return cls(transcript, truth, tuple(adversaries), **details)
 
     @property
     def of_states(self) -> bool:
@@ -158,9 +158,9 @@ class Scene:
         The first of them runs an attack that reads no text. Everyone with text runs one that reads text, and the first
         attacker only if there is nobody else.
         """
-        able = [one for one in self.adversaries if attack.sees <= self.seen_by(one).kinds] or [*self.adversaries]
-        reads = "corpus" in attack.assumes | attack.uses
-        return able[1:] if reads and len(able) > 1 else able[:1]
+        able = [who for who in self.adversaries if attack.sees <= self.seen_by(who).kinds] or list(self.adversaries)
+        reads_text = "corpus" in attack.assumes | attack.uses
+        return able[1:] if reads_text and len(able) > 1 else able[:1]
 
     def truth_about(self, outputs: bool) -> Truth:
         """Returns the truth about what was sent, or about what was generated."""
@@ -178,7 +178,7 @@ def require_enough(texts: Sized, name: str) -> None:
 
 def require_texts(scene: Scene, names: Iterable[str]) -> None:
     """Raises UsageError if one of these attackers has too little text left."""
-    corpora = {one.name: one.knowledge.corpus for one in scene.adversaries}
+    corpora = {adversary.name: adversary.knowledge.corpus for adversary in scene.adversaries}
     for name in names:
         texts_left = len(corpora.get(name) or ())
         if texts_left < MIN_ATTACKER_TEXTS:

@@ -151,7 +151,7 @@ def _audit_key(
     sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
 
     from milkglass.audit.key_audit import identity, note_in_usage
-    from milkglass.audit.key_scene import AuditFiles, build
+    from milkglass.audit.key_scene import AuditFiles, key_scene
     from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
@@ -162,7 +162,7 @@ def _audit_key(
     about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.decides()}
 
     def staged(stage: Stage) -> Scene:
-        return build(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
+        return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
 
     done = run_audit(staged, about, out, budget, seed, as_json)
     note_in_usage(unlocked.path, done[0])
@@ -225,18 +225,18 @@ def run_audit(
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
     from milkglass.audit.key_audit import limited_threads, open_scene, run_and_write
-    from milkglass.audit.plan import estimated, planned
+    from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
         scene, work = open_scene(staged, about, out, stage)
-        plan = estimated(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
+        plan = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
-            if finished := work.finished():
+            if finished := work.finished_count():
                 note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
             note(plan_text(plan, budget))
     whole_budget = Budget.parse(budget, time.monotonic)  # it begins now
     with bars(as_json, whole_budget.left) as stage:
-        advance = stage("attack", planned(scene, ATTACKS))
+        advance = stage("attack", planned_count(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
             advance(1)

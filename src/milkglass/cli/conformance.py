@@ -16,10 +16,10 @@ def conformance(
     package: Annotated[str, typer.Argument(help="The package's name, as pip knows it.")], *, as_json: AsJson = False
 ) -> None:
     """Check every attack, scheme, sanitizer, defence, engine and family that an installed PACKAGE adds."""
-    from milkglass.lab.conformance import checked
+    from milkglass.lab.conformance import check_package
 
     results = []
-    for outcome in checked(package):
+    for outcome in check_package(package):
         results.append(outcome)
         if not as_json:
             note(f"{'ok  ' if outcome.failure is None else 'FAIL'}  {outcome.group} {outcome.entry}: {outcome.check}")

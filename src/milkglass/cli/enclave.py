@@ -59,7 +59,7 @@ def prepare(
     """Write the manifest of a Gramine enclave, and the script that signs it, into a new FOLDER. Then run the script."""
     from milkglass.enclave import folder as enclave_folder
 
-    enclave_folder.prepare(folder, kind)
+    enclave_folder.prepare_folder(folder, kind)
     steps = [f"{folder}/sign.sh", *([f"milkglass split enclave fetch {folder}"] if kind == "gramine-sgx" else []),
              f"milkglass split enclave build URL --out {folder} --kind {kind}"]  # fmt: skip
     say("next: " + "\nthen: ".join(steps))
@@ -128,7 +128,7 @@ def build(
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        sealed, enclave = enclave_folder.build(out, kind, decoder_info.model, k, server.package, corpus, stage)
+        sealed, enclave = enclave_folder.build_enclave(out, kind, decoder_info.model, k, server.package, corpus, stage)
     document = {
         "enclave": str(out), "kind": sealed.kind, "attested": enclave.attested, "proof": enclave.proof,
         "measurement": sealed.measurement, "model": sealed.model, "rows": decoder_info.vocabulary,
@@ -156,7 +156,7 @@ def verify(
     from milkglass.enclave import folder as enclave_folder
 
     enclave_info = enclave_folder.EnclaveAbout.read(folder)
-    with enclave_folder.opened(folder) as enclave:
+    with enclave_folder.open_enclave(folder) as enclave:
         if measurement is not None:
             enclave.attest(measurement.lower())
         table = enclave.about
@@ -209,9 +209,9 @@ def audit(
 
     settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
     base = original(model)
-    with enclave_folder.opened(folder) as enclave:
+    with enclave_folder.open_enclave(folder) as enclave:
         note(enclave.notice)
-        staged = audit_scene.build(base, enclave, settings, enclave_info.k, files)
+        staged = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": enclave_info.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
@@ -235,7 +235,7 @@ def split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator
     if options.engine_model is None:
         server = _server(url, server_options)
         decoder_info = server.info()  # before the enclave is started
-    with enclave_folder.opened(options.enclave) as running:
+    with enclave_folder.open_enclave(options.enclave) as running:
         if server is None:
             token = read_token(server_options.token_file)
             engine = PromptEmbedsEngine(

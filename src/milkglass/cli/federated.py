@@ -206,7 +206,7 @@ def run(
     from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.files import promised
+    from milkglass.sanitizers.files import guarantee_in_words
     from milkglass.threat.training_step import SharedStep
 
     Limit(0, open=True).require(learning_rate, "--lr", "0.05 is the default")
@@ -249,8 +249,8 @@ def run(
         "out": str(out), "method": method, "rounds": len(state.done), "sites": list(files), "classes": len(labels),
         "ghost": not plain, "selection": None if plain else selection,
         "shield": defence.name, "shield_parameters": name_and_parameters(defence),
-        "shield_guarantee": promised(defence.guarantee, seed is not None),
-        "shield_spent": promised(defence.spent(len(state.done)), seed is not None),
+        "shield_guarantee": guarantee_in_words(defence.guarantee, seed is not None),
+        "shield_spent": guarantee_in_words(defence.spent(len(state.done)), seed is not None),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
         "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],

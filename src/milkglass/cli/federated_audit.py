@@ -97,12 +97,12 @@ def _leakage(
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
     """Attacks the updates of a site, and returns the figures and what was read."""
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
-    from milkglass.audit.updates.attack import leakage, require_names
+    from milkglass.audit.updates.attack import audit_updates, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.table import opened
+    from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
@@ -110,8 +110,8 @@ def _leakage(
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
-        audited = AuditedSite(RecordedRun(run, site, folder), site_texts, opened(folder)[0], source, defence)
-        update_audit, texts_read = leakage(
+        audited = AuditedSite(RecordedRun(run, site, folder), site_texts, open_table(folder)[0], source, defence)
+        update_audit, texts_read = audit_updates(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
     return update_audit, texts_read

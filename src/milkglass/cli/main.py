@@ -98,10 +98,10 @@ def refused_value(error: Exception) -> UsageError | None:
     param, cause = getattr(error, "param", None), error.__cause__
     if param is None or not isinstance(cause, ValidationError):
         return None
-    from milkglass.server.spec import needed
+    from milkglass.server.spec import requirement_of
 
     fault = cause.errors()[0]
-    name, refused, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], needed(fault)
+    name, refused, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], requirement_of(fault)
     is_text = not refused.isascii() or not refused.replace(".", "", 1).lstrip("-").isdigit()
     shown = repr(refused) if is_text else refused
     return UsageError(f"{name}: {rule}" if repr(refused) in rule else f"{name} is {shown}, {rule}", "see --help")

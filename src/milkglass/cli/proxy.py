@@ -346,9 +346,9 @@ def ui(
 
 def leave(code: int) -> None:
     """Ends the command without waiting for an attack, one step of which can take minutes."""
-    from milkglass.monitor.attacker import attacking
+    from milkglass.monitor.attacker import is_attacking
 
-    if attacking():
+    if is_attacking():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -45,7 +45,11 @@ def reproduce(
         results = run(recipe, data, out, quick, at_once, progress, cache)
     document = json.loads(results.read_text("utf-8"))
     pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
-    emit(as_json, {"files": pages, **document}, lambda: "\n".join([table.words(table.read(document)), "", *pages]))
+    emit(
+        as_json,
+        {"files": pages, **document},
+        lambda: "\n".join([table.terminal_text(table.read(document)), "", *pages]),
+    )
 
 
 def _require_readable(recipe: Path, data: Path, quick: bool) -> None:

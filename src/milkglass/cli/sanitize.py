@@ -88,7 +88,7 @@ def over_table(
     from dataclasses import replace
 
     from milkglass.sanitizers.files import count_file
-    from milkglass.sanitizers.word_list import LIST_NAME, english
+    from milkglass.sanitizers.word_list import LIST_NAME, english_frequencies
 
     with bars(quiet) as stage:
         counts = None
@@ -96,7 +96,7 @@ def over_table(
             counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
         elif method.needs_counts:
             note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
-            counts = reader.listed_counts(stage("look up frequencies", len(english())))
+            counts = reader.listed_counts(stage("look up frequencies", len(english_frequencies())))
         sanitizer = method.reading(reader, counts)
         if method.has_lists:
             size = len(sanitizer.sanitizer.table.candidates)
@@ -119,7 +119,7 @@ def write_file(
     workers: int | None, corpus: Path | None, as_json: bool, method_given: bool = True,
 ) -> None:  # fmt: skip
     """Sanitizes a file. `method_given`: whether the user named epsilon."""
-    from milkglass.sanitizers.files import describe, report_path, sanitize_file
+    from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
     method = method if method_given else with_table(method, reader)
     assert out is not None  # _require_files
@@ -133,7 +133,7 @@ def write_file(
         )
     with bars(as_json) as stage:
         report = sanitize_file(
-            sanitizer, source, shape, out, seed, describe(method, corpus), workers,
+            sanitizer, source, shape, out, seed, method_document(method, corpus), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
     emit(
@@ -153,18 +153,18 @@ def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
     """Returns the method with an epsilon that suits the table, if its epsilon counts distances in the table."""
     from dataclasses import replace
 
-    from milkglass.sanitizers.santext import halfway
+    from milkglass.sanitizers.santext import halfway_epsilon
 
     if method.name != BY_TABLE:
         return method
-    epsilon = float(f"{halfway(reader.table):.2g}")
+    epsilon = float(f"{halfway_epsilon(reader.table):.2g}")
     note(f"--epsilon {epsilon:g}: near it about half of the words of this table stay; less replaces more")
     return replace(method, epsilon=epsilon)
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
     """Answers each line of stdin at once."""
-    from milkglass.sanitizers.files import fresh_seed, promised, stream_of
+    from milkglass.sanitizers.files import fresh_seed, guarantee_in_words, stream_of
     from milkglass.sanitizers.text import WordTally
 
     tally, secret = WordTally(), fresh_seed() if seed is None else seed
@@ -173,7 +173,7 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
         print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
     all_words = tally.document()["all"]
     note(f"{all_words['words']:,} {units(sanitizer.reader)}, {100 * all_words['replaced_share']:.1f} % replaced")
-    note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
+    note(f"guarantee: {guarantee_in_words(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
 def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
@@ -193,11 +193,11 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
             "all"
         ]
     if report["method"].startswith("santext") and counts["all"]["replaced_share"] > NEARLY_ALL:
-        from milkglass.sanitizers.santext import halfway
+        from milkglass.sanitizers.santext import halfway_epsilon
 
         lines += [
             "hardly a word is left: epsilon is for each unit of distance in this table, in which about half of the "
-            f"words stay near --epsilon {halfway(words_of):.2g}"
+            f"words stay near --epsilon {halfway_epsilon(words_of):.2g}"
         ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
     lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []

@@ -86,9 +86,9 @@ def classify(
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable
-    from milkglass.split.folders import client_about
+    from milkglass.split.folders import read_client
 
-    client_info = client_about(client)
+    client_info = read_client(client)
     base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, client_info, base, texts, pairs)
@@ -158,7 +158,7 @@ def audit(
     defence = restored(split_info.method, split_info.parameters, split_info.training)
     half, server_half = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, split_info, half, server_half, files)
+    staged = audit_scene.encoder_scene(base, split_info, half, server_half, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if split_info.pairs:
@@ -221,7 +221,7 @@ def train(
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
-    training = train.read_data(source)
+    training = train.read_training_texts(source)
     evaluated_on = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
         evaluated_on = train.read_texts(columns.texts(validation, labels=True), training.labels, training.pairs)
@@ -231,7 +231,7 @@ def train(
     base = Checkpoint.open(folder)
     train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
-        train.make(defence, base, ref, training, client, server, stage("train", steps))
+        train.train_and_write(defence, base, ref, training, client, server, stage("train", steps))
         evaluation = None if evaluated_on is None else _evaluate(base, client, server, evaluated_on, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
@@ -246,11 +246,11 @@ def train(
 
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
-    from milkglass.split.folders import client_about
+    from milkglass.split.folders import read_client
     from milkglass.split.server import ServerHalf
     from milkglass.split.train import evaluate
 
-    client_half = ClientHalf.open(client, base, client_about(client))
+    client_half = ClientHalf.open(client, base, read_client(client))
     return evaluate(client_half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
@@ -383,7 +383,7 @@ def _serve_decoder(
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
-        serving = loading.submit(open_layers, checkpoint, name, policy).result()
+        sessions, package = loading.submit(open_layers, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
@@ -391,8 +391,8 @@ def _serve_decoder(
         note("warning: --allow-unattested: any client with the token can have the table")
     elif verifier is None:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(serving.package, verifier, unattested)
-    run(serving.sessions, gate, home.resolve(), port, token)
+    gate = Gate(package, verifier, unattested)
+    run(sessions, gate, home.resolve(), port, token)
 
 
 splits.add_typer(enclaves, name="enclave")

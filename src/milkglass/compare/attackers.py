@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.audit import examples
+from milkglass.audit.audit import read_examples
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_audit import limited_threads
 from milkglass.audit.outcome import AttackResult, strongest
@@ -57,7 +57,7 @@ def reading_of(
         words = strongest(finished.cells, "bag f1")
         named = () if words is None else (f"words named without their order: F1 {words.measures['bag f1']}",)
         return Reading("", "", None, None, guess=guess, cut=cut, more=named)
-    shown = examples(scene, finished, best, setting.seed)
+    shown = read_examples(scene, finished, best, setting.seed)
     reading = finished.readings.get((best.adversary, best.attack))
     masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
     return Reading(

@@ -14,7 +14,7 @@ from milkglass.errors import MemoryShort
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs.folder import read_events
-from milkglass.server.jobs.needs import ModelSizes, needs_of, shown
+from milkglass.server.jobs.needs import ModelSizes, as_size, needs_of
 from milkglass.threat.defence import LabelledTexts
 
 MIN_REPORTS = 32  # of a training's loss, at least: by these its end is judged
@@ -41,7 +41,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
     others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
     leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
     raise MemoryShort(
-        f"{title} takes {shown(needed)} of memory at least to train{others}, and {shown(free_bytes)} are free",
+        f"{title} takes {as_size(needed)} of memory at least to train{others}, and {as_size(free_bytes)} are free",
         f"{leave}close other programs, or lower --batch-size or --max-length",
     )
 

@@ -6,7 +6,7 @@ nothing.
 
 Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
 secret is the processor's, and other code gets another key. The other kinds keep the secret in a file beside the data,
-which protects nothing from the machine's owner, as NOT ATTESTED_KIND says.
+which protects nothing from the machine's owner, as NOT ATTESTED says.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ ATTESTED_BY_QUOTE = (
     "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "
     "level of its microcode is allowed"
 )
-NOT_ATTESTED = (
-    "NOT ATTESTED_KIND: nothing proves to the provider what runs here; this machine's owner can read the table"
-)
+NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
 
 
 def measurement_of(kind: str) -> str:
@@ -62,11 +60,11 @@ def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
 
 
 def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
-    value = {
+    document = {
         "milkglass_software_quote": 1, "attested": False, "kind": kind, "measurement": measurement,
         "report_data": report_data.hex(),
     }  # fmt: skip
-    return json.dumps(value).encode()
+    return json.dumps(document).encode()
 
 
 def machine_secret(kind: str, secret: str) -> bytes:

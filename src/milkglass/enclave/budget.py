@@ -84,8 +84,8 @@ class RowBudget:
         """Charges so many rows, and returns the level to be written before they leave, or raises EnclaveError."""
         now = self.clock()
         elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
-        room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
-        self.level = min(room, self.level + elapsed * self.policy.per_hour / 3600)
+        free_room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
+        self.level = min(free_room, self.level + elapsed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
         available = self.level + self.charged
         if rows > available:
@@ -94,6 +94,6 @@ class RowBudget:
                 f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        grant = int(min(self.level, max(rows - self.charged, ROWS_AHEAD)))
-        self.level, self.charged = self.level - grant, self.charged + grant
+        granted = int(min(self.level, max(rows - self.charged, ROWS_AHEAD)))
+        self.level, self.charged = self.level - granted, self.charged + granted
         return self.level

@@ -31,7 +31,7 @@ from milkglass.progress import Progress, Stage, no_progress, no_stage
 from milkglass.rows.messages import Message
 
 PROGRAM_MODULE = "milkglass.enclave.program"
-_REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
+SIGN_HINT = "run sign.sh of the enclave's folder with the installed Gramine"
 NAMESPACES = "user, network, processes and mounts of its own"
 
 
@@ -60,7 +60,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         measurement: the measurement of its code in hex, as it states; `attest` verifies it.
         verdict: on the last quote that proved it since the start; None if there is none.
         holds: what the process gave up, in words.
-        keep: writes a state, as `state` returns it, before rows leave that it accounts for.
+        write_state: writes a state, as `state` returns it, before rows leave that it accounts for.
         tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
         about: the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours, and by_byte, how
             its tokenizer writes a character that has no token.
@@ -70,12 +70,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
         self.kind, self.folder, self.about = kind, folder, dict[str, Any]()
-        self.keep: Callable[[bytes], None] = _drop
+        self.write_state: Callable[[bytes], None] = _drop_state
         self.tokenizer: Path | None = None
         self._template: Any = None
         self._stage: Stage = no_stage
-        self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
-        command, environment = _command(kind, folder)
+        self._call_lock = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
+        command, environment = _command_and_environment(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         work_folder = None if kind == "process" else folder
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=work_folder, start_new_session=True)
@@ -83,14 +83,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         try:
             hello, _ = self._read()
             if hello.get("kind") != kind:
-                raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", _REPAIR)
+                raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", SIGN_HINT)
         except EnclaveError:
             self.close()
             raise
-        self.measurement, self.holds = (
-            str(hello["measurement"]),
-            [str(protection) for protection in hello["holds"] if protection],
-        )
+        self.measurement = str(hello["measurement"])
+        self.holds = [str(protection) for protection in hello["holds"] if protection]
 
     def attest(self, measurement: str, verifier: QuoteVerifier | None = None) -> None:
         """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError.
@@ -123,8 +121,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def notice(self) -> str:
-        how = f" ({'; '.join(self.holds)})" if self.holds else ""
-        return f"enclave: {self.kind}{how}. {self.proof}"
+        protections = f" ({'; '.join(self.holds)})" if self.holds else ""
+        return f"enclave: {self.kind}{protections}. {self.proof}"
 
     @property
     def proof(self) -> str:
@@ -151,8 +149,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     # --- calls --------------------------------------------------------------------------------------------------------
     def challenge(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Returns the enclave's public key, and a quote that binds it to the provider's nonce."""
-        value, quote = self._call("challenge", nonce)
-        return bytes.fromhex(value["public"]), quote
+        reply, quote = self._call("challenge", nonce)
+        return bytes.fromhex(reply["public"]), quote
 
     def release(self, package: bytes, secret: bytes) -> dict[str, str]:
         """Hands the provider's package in. Returns the tokenizer's files, which are checked before `lists`."""
@@ -163,8 +161,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
         """Computes candidate lists of k for the released table. Returns the package and the first state, sealed."""
         self._stage = stage
-        value, sealed = self._call("lists", b"", k=k)
-        return sealed, bytes.fromhex(value["state"])
+        reply, sealed = self._call("lists", b"", k=k)
+        return sealed, bytes.fromhex(reply["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
         """Opens the table, once. `counts` say how often each token occurs, which decides what is sensitive."""
@@ -196,8 +194,8 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings
     ) -> SanitizedPrompt:
         content = json.dumps(prompt.to_json(pieces)).encode()
-        value, vectors = self._call("prompt", content, special=special, limit=limit, **asdict(settings))
-        return SanitizedPrompt(vectors, **value)
+        reply, vectors = self._call("prompt", content, special=special, limit=limit, **asdict(settings))
+        return SanitizedPrompt(vectors, **reply)
 
     def rows(self, ids: Sequence[int]) -> bytes:
         """Returns the vectors of the ids of an answer."""
@@ -207,32 +205,32 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return self._call("decode", b"", ids=list(ids))[1].decode()
 
     def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
-        with self._turn:
-            value, answer = self._ask(name, content, **fields)
-            if "charged" in value:
-                self.keep(answer)
-                value, answer = self._ask(name, content, **fields)
-            return value, answer
+        with self._call_lock:
+            reply, answer = self._ask(name, content, **fields)
+            if "charged" in reply:
+                self.write_state(answer)
+                reply, answer = self._ask(name, content, **fields)
+            return reply, answer
 
     def _ask(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdin is not None
         try:
             write_message(self._process.stdin, {"call": name, **fields}, content)
         except (OSError, ValueError):
-            raise self._ending() from None
-        value, answer = self._read()
+            raise self._ended_error() from None
+        reply, answer = self._read()
         progress: Progress = no_progress
-        while "size" in value or "progress" in value:  # of `lists`, before its answer
-            if "size" in value:
-                progress = self._stage("compute candidate lists", int(value["size"]))
+        while "size" in reply or "progress" in reply:  # of `lists`, before its answer
+            if "size" in reply:
+                progress = self._stage("compute candidate lists", int(reply["size"]))
             else:
-                progress(int(value["progress"]))
-            value, answer = self._read()
-        if "error" in value:
-            message, hint, kind = value["error"]
-            error = getattr(errors, kind, EnclaveError)
+                progress(int(reply["progress"]))
+            reply, answer = self._read()
+        if "error" in reply:
+            message, hint, error_name = reply["error"]
+            error = getattr(errors, error_name, EnclaveError)
             raise (error if issubclass(error, errors.MilkglassError) else EnclaveError)(message, hint)
-        return value, answer
+        return reply, answer
 
     def _read(self) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdout is not None
@@ -241,16 +239,17 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         except (OSError, ValueError):
             message = None
         if message is None:
-            raise self._ending()
+            raise self._ended_error()
         return message
 
-    def _ending(self) -> EnclaveError:
+    def _ended_error(self) -> EnclaveError:
         try:
             code = self._process.wait(5)
-            ending = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+            how_ended = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
         except subprocess.TimeoutExpired:
-            ending = "closed its pipe"
-        return EnclaveError(f"the enclave's process {ending}", "run the command again; nothing of your text was kept")
+            how_ended = "closed its pipe"
+        hint = "run the command again; nothing of your text was kept"
+        return EnclaveError(f"the enclave's process {how_ended}", hint)
 
 
 def require_kind(kind: str) -> None:
@@ -258,15 +257,15 @@ def require_kind(kind: str) -> None:
         raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
 
 
-def _drop(state: bytes) -> None:
+def _drop_state(state: bytes) -> None:
     """Drops the state of an enclave that was not opened from a folder: there is no next start."""
 
 
-def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+def _command_and_environment(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Returns how a kind is started, and its environment, which has nothing of the user's own."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    inner = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
+    command = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
     if kind != "process":
         starter = shutil.which(kind)
         if starter is None:
@@ -274,7 +273,7 @@ def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
         return [starter, gramine.APP], environment
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
-        return inner, environment
-    walls = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
-    walls += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
-    return [bubblewrap, *walls, "--", *inner], environment | {NAMESPACES_VARIABLE: NAMESPACES}
+        return command, environment
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
+    options += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
+    return [bubblewrap, *options, "--", *command], environment | {NAMESPACES_VARIABLE: NAMESPACES}

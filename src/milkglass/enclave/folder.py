@@ -31,7 +31,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Stage, no_stage
-from milkglass.sanitizers.word_list import english, token_counts
+from milkglass.sanitizers.word_list import english_frequencies, token_counts
 from milkglass.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -76,21 +76,21 @@ class EnclaveAbout:
             raise EnclaveError(f"{NAME} in {folder.name} is damaged", "build the enclave again") from None
 
 
-def prepare(folder: Path, kind: str) -> None:
+def prepare_folder(folder: Path, kind: str) -> None:
     """Makes a new folder with the manifest and its signing script, the first step of a Gramine kind. Raises UsageError.
 
-    The script decides the measurement and so the sealing key. Call `build` after it has run.
+    The script decides the measurement and so the sealing key. Call `build_enclave` after it has run.
     """
     require_kind(kind)
     if kind == "process":
         raise UsageError("an enclave of kind 'process' needs no preparation", "milkglass split enclave build URL")
     _require_new(folder)
     with files.new_dir(folder) as partial:
-        gramine.prepare(kind, partial)
+        gramine.write_manifest(kind, partial)
     (folder / gramine.SCRIPT).chmod(0o700)
 
 
-def build(
+def build_enclave(
     folder: Path, kind: str, model: str, k: int, fetch: Fetch, corpus: Path | None = None, stage: Stage = no_stage
 ) -> tuple[EnclaveAbout, Enclave]:
     """Starts an enclave, lets the provider release its table to it, and stores what it sealed.
@@ -103,7 +103,7 @@ def build(
     stays.
     """
     require_kind(kind)
-    with _place(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
+    with _build_folder(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED_KIND else secrets.token_bytes(32)
         fetching = stage("receive the table", 0)
@@ -134,7 +134,7 @@ def build(
 
 
 @contextmanager
-def _place(folder: Path, kind: str) -> Iterator[Path]:
+def _build_folder(folder: Path, kind: str) -> Iterator[Path]:
     """Yields the folder to build in. After a failure a new folder is removed, and a prepared one restored."""
     if kind == "process":
         _require_new(folder)
@@ -159,14 +159,14 @@ def _require_new(folder: Path) -> None:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Enclave]:
+def open_enclave(folder: Path) -> Iterator[Enclave]:
     """Yields the enclave with its open table. The number of rows that left it is stored when the block ends.
 
     Raises UsageError if another process has it open, and EnclaveError if it does not prove to be the enclave that the
     table was sealed for.
     """
     description = EnclaveAbout.read(folder)
-    with _alone(folder), Enclave(description.kind, folder) as enclave:
+    with _locked(folder), Enclave(description.kind, folder) as enclave:
         enclave.attest(description.measurement)
         for name in (SEALED, SECRET, STATE, COUNTS):
             if not (folder / name).is_file():
@@ -177,16 +177,16 @@ def opened(folder: Path) -> Iterator[Enclave]:
         tokenizer = folder.absolute() / TOKENIZER if description.kind == "process" else Path(gramine.TOKENIZER)
         enclave.open(sealed, secret, state, tokenizer, counts)
         enclave.tokenizer = folder / TOKENIZER
-        enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
+        enclave.write_state = lambda sealed: files.write(folder / STATE, sealed)
         try:
             yield enclave
         finally:
             with suppress(EnclaveError):  # its process is gone, and the error that is under way says so
-                enclave.keep(enclave.state())
+                enclave.write_state(enclave.state())
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Locks the folder while its process lives: two enclaves from one state would spend the same rows twice."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -205,7 +205,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
     The texts, one a line, stay on this machine.
     """
     if corpus is None:
-        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english())))
+        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english_frequencies())))
     batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True)
     return Sequences.of(batch["input_ids"]).counts(rows)
 

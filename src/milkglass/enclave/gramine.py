@@ -26,11 +26,11 @@ HEADER = "# The embedding layer of a split model in an enclave. Rendered by gram
 RUNTIME = "{{ gramine.runtimedir() }}"
 
 
-def manifest(kind: str) -> str:
+def manifest_template(kind: str) -> str:
     """Returns the manifest's template, TOML. Gramine fills `{{ }}` in."""
     source, python = Path(__file__).parents[1], str(Path(sys.executable).resolve())
-    system, packages = _system(), sorted({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-    trusted = ["{{ gramine.libos }}", f"{RUNTIME}/", python, *(f"{path}/" for path in system), *_library()]
+    system, packages = _system_library_folders(), sorted({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+    trusted = ["{{ gramine.libos }}", f"{RUNTIME}/", python, *(f"{path}/" for path in system), *_interpreter_library()]
     trusted += [f"{path}/" for path in (sysconfig.get_path("stdlib"), *packages, str(source))]
     lines = {
         "loader.entrypoint.uri": "file:{{ gramine.libos }}",
@@ -60,19 +60,19 @@ def manifest(kind: str) -> str:
     return HEADER + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()) + tables
 
 
-def _system() -> list[str]:
+def _system_library_folders() -> list[str]:
     """Returns the folders of the system's shared libraries. /lib itself is Gramine's own C library."""
     names = [f"/{place}/{sysconfig.get_config_var('MULTIARCH')}" for place in ("lib", "usr/lib")]
     return [name for name in [*names, "/usr/lib64"] if Path(name).is_dir()]
 
 
-def _library() -> list[str]:
+def _interpreter_library() -> list[str]:
     """Returns the interpreter's own shared library, if it has one."""
     path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
     return [str(path)] if path.is_file() else []
 
 
-def script(kind: str) -> str:
+def signing_script(kind: str) -> str:
     """Returns the shell script that makes the manifest ready to start."""
     steps = [f"gramine-manifest {MANIFEST} {APP}.manifest"]
     if kind == ATTESTED_KIND:
@@ -81,16 +81,16 @@ def script(kind: str) -> str:
     return "\n".join(["#!/bin/sh", "set -eu", 'cd "$(dirname "$0")"', *steps]) + "\n"
 
 
-def prepare(kind: str, folder: Path) -> None:
+def write_manifest(kind: str, folder: Path) -> None:
     """Writes the manifest's template and the script into a client's folder."""
-    files.write(folder / MANIFEST, manifest(kind))
-    files.write(folder / SCRIPT, script(kind))
+    files.write(folder / MANIFEST, manifest_template(kind))
+    files.write(folder / SCRIPT, signing_script(kind))
     files.private_dir(folder / TOKENIZER)  # a place to mount
 
 
 def require_signed(kind: str, folder: Path) -> None:
     """Raises UsageError for a folder that is not prepared for this kind, or whose script has not run."""
-    if not (folder / MANIFEST).is_file() or (folder / SCRIPT).read_text("utf-8") != script(kind):
+    if not (folder / MANIFEST).is_file() or (folder / SCRIPT).read_text("utf-8") != signing_script(kind):
         raise UsageError(
             f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"
         )

@@ -58,8 +58,8 @@ class Inside:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
         try:
             return calls[name](content, **request)
-        except NotCharged as due:  # the host writes the lowered level, and asks again
-            return {"charged": True}, self._seal(self._table.budget.charge(due.rows), self._table.root)
+        except NotCharged as charge:  # the host writes the lowered level, and asks again
+            return {"charged": True}, self._seal(self._table.budget.charge(charge.rows), self._table.root)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _hello(self, content: bytes) -> Reply:
@@ -78,7 +78,7 @@ class Inside:
         """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
-        package = self._released = TablePackage.from_bytes(release.decrypted(content, self._own, self._nonce))
+        package = self._released = TablePackage.from_bytes(release.decrypt_package(content, self._own, self._nonce))
         self._own = None
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._describe(package), "files": package.files}, b""
@@ -110,26 +110,27 @@ class Inside:
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
             )  # fmt: skip
-        tally = np.asarray(counts, np.int64)
-        if tally.shape != (rows,):
-            raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
-        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, loaded)
+        token_counts = np.asarray(counts, np.int64)
+        if token_counts.shape != (rows,):
+            raise UsageError(f"{len(token_counts)} counts, the table has {rows} rows", "count the corpus again")
+        sanitizer = TokenSanitizer(package, token_counts)
+        self._open = OpenTable(package, RowBudget(package.policy, level), sanitizer, root, loaded)
         return {**self._describe(package), "by_byte": decodes_by_byte(loaded)}, b""
 
     def _restore(self, state: str) -> tuple[float, bytes]:
         """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
-        raw = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
-        if raw["table"] != self._sealed_table:
+        document = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
+        if document["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
-        return float(raw["level"]), bytes.fromhex(raw["root"])
+        return float(document["level"]), bytes.fromhex(document["root"])
 
     def _state(self, content: bytes) -> Reply:
         """Returns what must survive a restart, sealed. Rows that leave later are charged again."""
         return {}, self._seal(self._table.budget.refund(), self._table.root)
 
     def _seal(self, level: float, root: bytes) -> bytes:
-        value = {"level": level, "root": root.hex(), "table": self._sealed_table}
-        return attestation.seal(self._key, STATE, json.dumps(value).encode())
+        document = {"level": level, "root": root.hex(), "table": self._sealed_table}
+        return attestation.seal(self._key, STATE, json.dumps(document).encode())
 
     @staticmethod
     def _describe(package: TablePackage) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class Inside:
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
         """Sanitizes the pieces, as `prompt.to_json` writes them, with special tokens around them if `special`."""
         pieces = prompt.from_json(json.loads(content))
-        tokens = prompt.tokens(self._table.tokenizer, pieces, limit, special)
+        tokens = prompt.prompt_tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:

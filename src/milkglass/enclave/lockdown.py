@@ -65,22 +65,22 @@ OPENS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SYSTEMS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the place of its numbers above, and its AUDIT_ARCH
 # BPF: a word of the call's data, jumps on equality, on more or equal and on common bits, an end
-LOAD, EQUAL, AT_LEAST, COMMON, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the call's data
 X32 = 0x40000000  # set in calls of x86-64's second numbering
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-def own_namespaces() -> str:
+def enter_own_namespaces() -> str:
     """Requests a user and a network namespace, which a process of one thread may. Returns what holds."""
-    done = ctypes.CDLL(None).unshare(NEW_USER | NEW_NET) == 0
-    return "a user and a network of its own" if done else ""
+    succeeded = ctypes.CDLL(None).unshare(NEW_USER | NEW_NET) == 0
+    return "a user and a network of its own" if succeeded else ""
 
 
-def lock() -> list[str]:
+def lock_down() -> list[str]:
     """Gives up the rest. Returns what holds, in words.
 
     Raises EnclaveError if the system has no seccomp. With an open network, the pipe would not be the only channel.
@@ -90,7 +90,7 @@ def lock() -> list[str]:
     _require(close_memory(), "PR_SET_DUMPABLE")
     _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS")
     code = seccomp_filter(platform.machine())
-    program = _Program(len(code) // 8, code)
+    program = _FilterProgram(len(code) // 8, code)
     _require(libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0, "seccomp")
     return [*PROTECTIONS]
 
@@ -109,7 +109,7 @@ def seccomp_filter(machine: str) -> bytes:
     for numbers, argument in OPENS.values():
         if (opens := numbers[index]) is not None:
             steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half
-            steps += [(COMMON, 0, 1, WRITE_FLAGS), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
+            steps += [(ANY_BIT, 0, 1, WRITE_FLAGS), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     steps += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 

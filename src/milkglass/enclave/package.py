@@ -100,11 +100,10 @@ class TablePackage:
             document = json.loads(arrays.pop("info").tobytes())
             policy, files = RowPolicy(**document["policy"]), dict(document["files"])
             digest = document["tokenizer"]
-            result = cls(dtype=document["dtype"], tokenizer_digest=digest, policy=policy, files=files, **arrays)
-            has_shapes = (
-                result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
-            )
-            if not has_shapes or result.rows.shape[1] % DTYPE_BYTES[result.dtype]:
+            package = cls(dtype=document["dtype"], tokenizer_digest=digest, policy=policy, files=files, **arrays)
+            rows = package.rows
+            is_table = rows.dtype == np.uint8 and rows.ndim == 2 and package.special.shape == (len(rows),)
+            if not is_table or rows.shape[1] % DTYPE_BYTES[package.dtype]:
                 raise ValueError
             if not all(type(limit) is int and limit > 0 for limit in (policy.per_hour, policy.burst)):
                 raise ValueError
@@ -112,7 +111,7 @@ class TablePackage:
                 raise ValueError
         except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)
             raise EnclaveError("the package holds no table", "build the enclave again") from error
-        return result
+        return package
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from milkglass.enclave.lockdown import lock, own_namespaces
+from milkglass.enclave.lockdown import enter_own_namespaces, lock_down
 from milkglass.errors import EnclaveError, MilkglassError
 from milkglass.progress import Progress
 from milkglass.unique_keys import unique_keys
@@ -30,14 +30,14 @@ NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process ha
 def main(kind: str) -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
-    namespaces = os.environ.get(NAMESPACES_VARIABLE) or (
-        own_namespaces() if kind == "process" else ""
-    )  # before there is a second thread
+    namespaces = os.environ.get(NAMESPACES_VARIABLE, "")
+    if not namespaces and kind == "process":
+        namespaces = enter_own_namespaces()  # before there is a second thread
     from milkglass.enclave import attestation
     from milkglass.enclave.inside import Inside
 
-    program = Inside(kind, attestation.measurement_of(kind), partial(_tell, writing))
-    protections = [*(lock() if kind == "process" else []), *([namespaces] if namespaces else [])]
+    program = Inside(kind, attestation.measurement_of(kind), partial(_report_to_host, writing))
+    protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]
     write_message(writing, {"kind": kind, "measurement": program.measurement, "holds": protections})
     serve(program, reading, writing)
 
@@ -46,21 +46,21 @@ def serve(program: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(reading)) is not None:
         try:
-            value, content = program.answer(*message)
+            reply, content = program.answer(*message)
         except MilkglassError as error:
-            value, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
+            reply, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  (its own words may quote text; tokenizers panics with no Exception)
-            words = f"the enclave failed on this request ({type(error).__name__})"
-            value, content = {"error": [words, "", "EnclaveError"]}, b""
-        write_message(writing, value, content)
+            message_text = f"the enclave failed on this request ({type(error).__name__})"
+            reply, content = {"error": [message_text, "", "EnclaveError"]}, b""
+        write_message(writing, reply, content)
 
 
-def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
+def _report_to_host(writing: IO[bytes], name: str, size: int) -> Progress:
     """Tells the host, before an answer, how much there is to do, then how much is done. The name is dropped."""
     write_message(writing, {"size": size})
-    return lambda more: write_message(writing, {"progress": more})
+    return lambda done: write_message(writing, {"progress": done})
 
 
 def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:

@@ -61,15 +61,15 @@ class PromptTokens:
         return ids
 
 
-def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
+def chat_tokens(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
     """Returns the tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
-    return tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
+    return prompt_tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
 
 
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
-    return _join([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
+    return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
@@ -84,13 +84,13 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     require_messages(tokenizer, messages)
     if bad_role := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
         raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
-    first, second = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
-    if first != second:  # it wrote something of the marks: their number of letters, or their first ones
+    layout, second_layout = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
+    if layout != second_layout:  # it wrote something of the marks: their number of letters, or their first ones
         raise _rewritten_error()
-    return _join(first.pieces(messages, instruction))
+    return _joined(layout.pieces(messages, instruction))
 
 
-def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
+def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
     """Tokenizes a prompt, each piece separately, with the tokenizer's special tokens around it if `special`.
 
     Raises EmptyText, TooLong, and EnclaveError if the tokens of the user's text read as another text.
@@ -100,7 +100,7 @@ def tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: b
     for number, piece in enumerate(pieces):
         piece_ids, _ = tokenize(tokenizer, piece, first=not number)
         if piece.private:
-            _require_same(tokenizer, piece_ids, piece.text)
+            _require_same_text(tokenizer, piece_ids, piece.text)
         ids += piece_ids
         private += [piece.private] * len(piece_ids)
     if not len(ids) - len(prefix):
@@ -119,16 +119,14 @@ def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
     """Returns the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
     pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
-    if not all(
-        type(piece.text) is str and type(piece.literal) is bool and type(piece.private) is bool for piece in pieces
-    ):
+    if any((type(piece.text), type(piece.literal), type(piece.private)) != (str, bool, bool) for piece in pieces):
         raise TypeError("a piece is a text and two truth values")
     return pieces
 
 
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Place:
+class _MessagePlace:
     """The place of a message: its number, and whether the template strips white space before and after it."""
 
     message: int
@@ -140,7 +138,7 @@ class _Place:
 class _Layout:
     """A rendered conversation: the template's texts and the messages' places, in order."""
 
-    parts: tuple[str | _Place, ...] = field(repr=False)
+    parts: tuple[str | _MessagePlace, ...] = field(repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
@@ -148,7 +146,7 @@ class _Layout:
         marks = {_Mark.drawn(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [
-            {**_seen(message), "content": names.get(number, message["content"])}
+            {**_role_and_content(message), "content": names.get(number, message["content"])}
             for number, message in enumerate(messages)
         ]
         text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
@@ -195,11 +193,11 @@ class _Mark:
         return f"{self.before}{self.core}{self.after}"
 
 
-def _seen(message: Message) -> dict[str, str]:
+def _role_and_content(message: Message) -> dict[str, str]:
     return {name: message[name] for name in ("role", "content")}
 
 
-def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
+def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _MessagePlace]:
     """Yields the template's texts and the places of the marks between them."""
     mark_of = {mark.core: mark for mark in marks}
     parts = re.split(f"({'|'.join(map(re.escape, mark_of))})" if mark_of else "(?!)", text)
@@ -208,7 +206,7 @@ def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _Place]:
         if number % 2:
             mark = mark_of[part]
             strips_after = not parts[number + 1].startswith(mark.after)
-            yield _Place(marks[mark], strips_before, strips_after)
+            yield _MessagePlace(marks[mark], strips_before, strips_after)
             continue
         if number and not strips_after:
             part = part[len(mark_of[parts[number - 1]].after) :]
@@ -229,23 +227,23 @@ def _rewritten_error(problem: str = "rewrites what a message says") -> CodecErro
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
-def _join(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
+def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
     """Returns nonempty pieces. A space at the end of one moves to the next literal one, as tokenizers have it."""
-    result = list[PromptPiece]()
+    joined = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:
             continue
-        previous = result[-1] if result else None
+        previous = joined[-1] if joined else None
         if previous is not None and previous.text.endswith(" ") and piece.literal and piece.private >= previous.private:
-            result.pop()
+            joined.pop()
             if len(previous.text) > 1:
-                result.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
+                joined.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
             piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
-        result.append(piece)
-    return result
+        joined.append(piece)
+    return joined
 
 
-def _require_same(tokenizer: Any, ids: Sequence[int], text: str) -> None:
+def _require_same_text(tokenizer: Any, ids: Sequence[int], text: str) -> None:
     """Raises EnclaveError if the tokens read as another text than the user's, after the normalizer."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     if reads_as(tokenizer, None if normalizer is None else normalizer.normalize_str, ids, text):

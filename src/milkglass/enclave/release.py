@@ -31,27 +31,27 @@ def report_data(public: bytes, nonce: bytes) -> bytes:
     return hashlib.sha512(b"milkglass release 1" + public + nonce).digest()
 
 
-def encrypted(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
+def encrypt_package(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
     """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
     private_key = X25519PrivateKey.generate()
-    cipher = ChaCha20Poly1305(_key(private_key, public, nonce))
+    cipher = ChaCha20Poly1305(_package_key(private_key, public, nonce))
     yield private_key.public_key().public_bytes_raw()
     pieces = range(0, max(1, len(package)), PIECE_BYTES)
     for number, start in enumerate(pieces):
-        yield cipher.encrypt(_number(number, start == pieces[-1]), package[start : start + PIECE_BYTES], None)
+        yield cipher.encrypt(_piece_nonce(number, start == pieces[-1]), package[start : start + PIECE_BYTES], None)
 
 
-def decrypted(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
+def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
     """Returns the package. Raises EnclaveError if any byte is not the provider's."""
     if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
-    cipher = ChaCha20Poly1305(_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
+    cipher = ChaCha20Poly1305(_package_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
     body = memoryview(answer)[PUBLIC_KEY_BYTES:]
     starts = range(0, len(body), PIECE_BYTES + TAG_BYTES)
     try:
         return b"".join(
             cipher.decrypt(
-                _number(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG_BYTES]), None
+                _piece_nonce(number, start == starts[-1]), bytes(body[start : start + PIECE_BYTES + TAG_BYTES]), None
             )
             for number, start in enumerate(starts)
         )
@@ -59,7 +59,7 @@ def decrypted(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> byt
         raise EnclaveError("the provider's package was changed on its way", "build the enclave again") from None
 
 
-def _key(private_key: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
+def _package_key(private_key: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
     try:
         shared_secret = private_key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a point of small order, or of another length
@@ -67,5 +67,5 @@ def _key(private_key: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
     return HKDF(hashes.SHA256(), 32, nonce, b"milkglass/1 release").derive(shared_secret)
 
 
-def _number(number: int, last: bool) -> bytes:
-    return number.to_bytes(11, "big") + bytes([last])
+def _piece_nonce(number: int, is_last: bool) -> bytes:
+    return number.to_bytes(11, "big") + bytes([is_last])

@@ -41,7 +41,7 @@ class QuoteVerifier:
     @classmethod
     def of_measurements(cls, measurements: Iterable[str]) -> Self:
         """Returns a verifier for enclaves of some measurements, in hex, on any processor that is up to date."""
-        sgx = Sgx(image=_images(measurements, "--allow-measurement"))
+        sgx = Sgx(image=_allowed_images(measurements, "--allow-measurement"))
         return cls(EnclavePolicy(version=1, sgx=sgx, accept=ANY_MACHINE))
 
     @classmethod
@@ -53,7 +53,8 @@ class QuoteVerifier:
 
     def expecting(self, measurement: str) -> QuoteVerifier:
         """Returns a verifier that allows one measurement alone."""
-        sgx = self.policy.sgx.model_copy(update={"image": _images([measurement], "the table was sealed for it")})
+        images = _allowed_images([measurement], "the table was sealed for it")
+        sgx = self.policy.sgx.model_copy(update={"image": images})
         return replace(self, policy=self.policy.model_copy(update={"sgx": sgx}))
 
     def require(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
@@ -78,5 +79,5 @@ class QuoteVerifier:
         return verdict
 
 
-def _images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
+def _allowed_images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
     return [SgxImage(mrenclave=measurement, name="the enclave", origin=origin) for measurement in sorted(measurements)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.experiments.runs import TAKEN, commits_taken, now
+from milkglass.experiments.runs import USED_COMMITS_FILE, commits_taken, now
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class ArtifactCache:
     folder: Path
     out: Path
 
-    def place(self, room: str, name: str) -> Path:
+    def path_of(self, room: str, name: str) -> Path:
         """Returns the path of a file that exists or will be made."""
         path = files.private_dir(self.folder / room) / name
-        self._remember(made_by(path))
+        self._record_used(made_by(path))
         return path
 
-    def wrote(self, path: Path) -> None:
+    def record_writer(self, path: Path) -> None:
         """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
-        by = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
-        files.write(_record(path), json.dumps(sorted(by)) + "\n")
-        self._remember(by)
+        commits = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
+        files.write(_record(path), json.dumps(sorted(commits)) + "\n")
+        self._record_used(commits)
 
-    def _remember(self, commits: Iterable[str]) -> None:
-        files.write(self.out / TAKEN, json.dumps(sorted({*commits_taken(self.out), *commits})) + "\n")
+    def _record_used(self, commits: Iterable[str]) -> None:
+        files.write(self.out / USED_COMMITS_FILE, json.dumps(sorted({*commits_taken(self.out), *commits})) + "\n")
 
 
 def made_by(path: Path) -> list[str]:
@@ -64,12 +64,12 @@ class PartialResults:
 
     @property
     def done(self) -> dict[str, dict[str, Any]]:
-        result: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
-        return result
+        results: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        return results
 
-    def get(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         results = self.done
         if name not in results:
-            results[name] = work()
+            results[name] = compute()
             files.write(self.path, json.dumps(results, indent=1) + "\n")
         return results[name]

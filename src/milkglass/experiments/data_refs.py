@@ -31,8 +31,8 @@ def parse_ref(ref: str) -> tuple[Description, str] | None:
 
 def files(data: Path, ref: str) -> list[Path]:
     """Returns the files of a reference. Raises UsageError if they do not exist."""
-    if result := parse_ref(ref):
-        return sets.files(result[0].name, data, result[1])
+    if named_split := parse_ref(ref):
+        return sets.files(named_split[0].name, data, named_split[1])
     path = data / ref
     if not path.is_file():
         raise UsageError(f"there is no {path}", DATA)
@@ -41,25 +41,25 @@ def files(data: Path, ref: str) -> list[Path]:
 
 def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
     """Returns the digests of the files, since a run on other data is another run."""
-    result = {}
+    digest_by_ref = {}
     for ref in refs:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
-        result[ref] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    return result
+        digest_by_ref[ref] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digest_by_ref
 
 
 def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
-    if result := parse_ref(ref):
-        return list(sets.load(result[0].name, data, result[1], progress))
+    if named_split := parse_ref(ref):
+        return list(sets.load(named_split[0].name, data, named_split[1], progress))
     return examples_of(files(data, ref)[0])
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once."""
-    result = parse_ref(ref)
-    if result is None:
+    named_split = parse_ref(ref)
+    if named_split is None:
         return files(data, ref)[0]
-    data_set, split = result
+    data_set, split = named_split
     if data_set.task not in ("classification", "chat", "text"):
         raise UsageError(
             f"{data_set.name} is data for {data_set.task}, which is not trained here", "take another data set"
@@ -73,21 +73,21 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
 
 def numbers(ref: str, path: Path) -> dict[str, int]:
     """Returns the numbers of labels: a named data set's own, so that its F1 is about class 1; else by the file."""
-    result = parse_ref(ref)
-    return result[0].numbers if result else number_labels(summarise(path).labels, None)
+    named_split = parse_ref(ref)
+    return named_split[0].numbers if named_split else number_labels(summarise(path).labels, None)
 
 
 def numbered(rows: Sequence[Example]) -> dict[str, int]:
     """Returns the labels that occur, numbered in order."""
-    return number_labels(in_order({one.label for one in rows if one.label is not None}), None)
+    return number_labels(in_order({row.label for row in rows if row.label is not None}), None)
 
 
 def labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool = False) -> LabelledTexts:
     """Returns texts with labels. Raises UsageError for a row without a label, or whose label has no number."""
-    if any(one.label is None or not (regression or one.label in numbers) for one in rows):
+    if any(row.label is None or not (regression or row.label in numbers) for row in rows):
         raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
-    texts = [one.text for one in rows]
-    pairs = [one.pair or "" for one in rows] if rows and rows[0].pair is not None else None
+    texts = [row.text for row in rows]
+    pairs = [row.pair or "" for row in rows] if rows and rows[0].pair is not None else None
     if regression:
-        return LabelledTexts(texts, [float(one.label or 0) for one in rows], pairs)
-    return LabelledTexts(texts, [numbers[one.label or ""] for one in rows], pairs)
+        return LabelledTexts(texts, [float(row.label or 0) for row in rows], pairs)
+    return LabelledTexts(texts, [numbers[row.label or ""] for row in rows], pairs)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from milkglass.attacks.catalogue import ALL_ATTACKS
 from milkglass.defences.catalogue import hidden_state_defence_of, other_defence_of, sanitizer_of
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe import from_entries, kind_of
+from milkglass.experiments.recipe import from_entries, toml_type
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.attack import Attack
@@ -45,15 +45,15 @@ def hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     try:
         return Hyperparameters(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "settings"
-        result = f" is {kind_of(values[name])}" if name in values else ""
-        words = str(first["msg"]).lower()
-        raise UsageError(f"training: {name}: {words}{result and f'; it{result}'}", "see the recipe") from None
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"])) or "settings"
+        current = f" is {toml_type(values[name])}" if name in values else ""
+        message = str(fault["msg"]).lower()
+        raise UsageError(f"training: {name}: {message}{current and f'; it{current}'}", "see the recipe") from None
 
 
 def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) -> None:
-    if missing := [one for one in needed if one not in table]:
+    if missing := [required for required in needed if required not in table]:
         raise UsageError(f"{name} has no {missing[0]}", f"it needs: {', '.join(needed)}")
 
 
@@ -66,9 +66,9 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_data(name: str, entry: Mapping[str, Any]) -> None:
-    known = [one.name for one in fields(DatasetSpec)]
-    if unknown := sorted(set(entry) - set(known)):
-        raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known)}")
+    known_names = [dataset_field.name for dataset_field in fields(DatasetSpec)]
+    if unknown := sorted(set(entry) - set(known_names)):
+        raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known_names)}")
     require_names(entry, f"data.{name}", ("train", "held_out"))
     from_entries(DatasetSpec, entry)
 
@@ -84,13 +84,13 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
             other_defence_of(values.pop("defence"), values)
     elif "sanitizer" in values:
         if not isinstance(words := values.pop("words", ""), str):
-            raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")
+            raise UsageError(f"defences.{name}: words is {toml_type(words)}", "it names a GloVe file")
         with naming_refusals(f"defences.{name}"):
             sanitizer_of(values.pop("sanitizer"), values, Path(words) if words else None)
     elif values:
         bands = values.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):
-            raise UsageError(f"defences.{name}: bands is {kind_of(bands)}", "give a number, the factor of the counts")
+            raise UsageError(f"defences.{name}: bands is {toml_type(bands)}", "give a number, the factor of the counts")
         with naming_refusals(name):
             scheme_of_recipe(values)
 

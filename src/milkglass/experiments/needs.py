@@ -55,17 +55,17 @@ class RecipeNeeds:
                 f"{free_gpu_memory / GB:.1f} GB are free there",
                 f"end what else runs on it, run it with --quick, or set {device.DEVICE} to cpu",
             )
-        if words := self._words(free_gpu_memory is not None):
-            progress(f"{name} takes {words}")
+        if needs := self._needs_text(free_gpu_memory is not None):
+            progress(f"{name} takes {needs}")
 
-    def _words(self, on_gpu: bool) -> str:
-        words = [] if self.memory is None else [f"at least {self.memory:g} GB of memory"]
+    def _needs_text(self, on_gpu: bool) -> str:
+        needs = [] if self.memory is None else [f"at least {self.memory:g} GB of memory"]
         if on_gpu and self.device is not None:
-            words.append(f"{self.device:g} GB of the GPU's")
-        minutes, where = (self.device_minutes, "an H100") if on_gpu else (self.minutes, "two cores")
+            needs.append(f"{self.device:g} GB of the GPU's")
+        minutes, machine = (self.device_minutes, "an H100") if on_gpu else (self.minutes, "two cores")
         if minutes is not None:
-            words.append(f"about {duration(60 * minutes)} on {where}")
-        return ", ".join(words)
+            needs.append(f"about {duration(60 * minutes)} on {machine}")
+        return ", ".join(needs)
 
 
 @contextmanager
@@ -77,16 +77,16 @@ def note_usage(out: Path) -> Iterator[None]:
     finally:
         if (out / "run.json").is_file():  # else nothing was begun
             path = out / USED
-            known = json.loads(path.read_text("utf-8")) if path.is_file() else []
-            files.write(path, json.dumps([*known, _usage(begun)], indent=1) + "\n")
+            earlier = json.loads(path.read_text("utf-8")) if path.is_file() else []
+            files.write(path, json.dumps([*earlier, _usage(begun)], indent=1) + "\n")
 
 
 def _usage(begun: float) -> dict[str, float]:
     """Returns the minutes since `begun`, and the gigabytes that this process and its children took."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    result = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
+    usage = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
     if device.on_gpu():
         import torch
 
-        result["device"] = torch.cuda.max_memory_allocated(device.current()) / GB  # of this process alone
-    return {name: round(one, 2) for name, one in result.items()}
+        usage["device"] = torch.cuda.max_memory_allocated(device.current()) / GB  # of this process alone
+    return {name: round(amount, 2) for name, amount in usage.items()}

@@ -107,11 +107,11 @@ class Recipe(abc.ABC):
 
     def reproduce(self, run: RunFolder) -> Path:
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
-        figures = [one.to_json() for one in self.figures(self.measure(run))]
-        kept = {"predictions": run.predictions} if run.predictions else {}
-        whole = {**self.result(run), "made": run.made(), "figures": figures, **kept}
+        figures = [figure.to_json() for figure in self.figures(self.measure(run))]
+        predictions = {"predictions": run.predictions} if run.predictions else {}
+        document = {**self.result(run), "made": run.made(), "figures": figures, **predictions}
         path = run.out / f"{self.name}.json"
-        files.write(path, json.dumps(whole, indent=1) + "\n")
+        files.write(path, json.dumps(document, indent=1) + "\n")
         return path
 
     @property
@@ -121,7 +121,7 @@ class Recipe(abc.ABC):
 
     def entries(self, *names: str) -> dict[str, Any]:
         """Returns the head, these fields as JSON, and what a quick run changed."""
-        return {**self.head, **{name: _plain(getattr(self, name)) for name in names}, **self.quick_entry}
+        return {**self.head, **{name: _as_json(getattr(self, name)) for name in names}, **self.quick_entry}
 
     @property
     def quick_entry(self) -> dict[str, Any]:
@@ -135,9 +135,9 @@ class Recipe(abc.ABC):
                 in its `asked` are required.
         """
         expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
-        if missing := sorted(expected - {one.name for one in measured}):
+        if missing := sorted(expected - {record.name for record in measured}):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
-        return [self._figure(one, one.name) for one in measured]
+        return [self._figure(record, record.name) for record in measured]
 
     def _figure(self, record: ResultRecord, name: str) -> ResultRecord:
         """Returns a record as the result states it, with the published figure and the reason for a difference."""
@@ -150,7 +150,7 @@ class Recipe(abc.ABC):
         return replace(record.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.model_dump() if isinstance(value, BaseModel) else value
@@ -161,7 +161,7 @@ def reason_for(name: str, why: Mapping[str, str]) -> str | None:
     if name in why:
         return why[name]
     # only * stands for anything: names hold brackets and question marks
-    patterns = {one.replace("[", "[[]").replace("?", "[?]"): reason for one, reason in why.items()}
+    patterns = {pattern_text.replace("[", "[[]").replace("?", "[?]"): reason for pattern_text, reason in why.items()}
     return next((reason for pattern, reason in patterns.items() if fnmatchcase(name, pattern)), None)
 
 
@@ -197,65 +197,65 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
     if unknown := [key for key in changes if key not in CHANGEABLE]:
         raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
     base = {key: value for key, value in raw.items() if key not in ("asked", "needs")}
-    first = {key: value for key, value in changes.items() if key != "only"}
-    whole = _overlay(_overlay(base, first), table_of(changes, "only"))
-    said = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what was run, and no more
-    return {**whole, "name": path.stem + QUICK, "quick": said}
+    overrides = {key: value for key, value in changes.items() if key != "only"}
+    whole = _overlay(_overlay(base, overrides), table_of(changes, "only"))
+    reported = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what decides the run
+    return {**whole, "name": path.stem + QUICK, "quick": reported}
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:
-    many = raw.get("seeds", [])
-    for seed in [*(many if isinstance(many, list) else []), *([raw["seed"]] if "seed" in raw else [])]:
+    seeds = raw.get("seeds", [])
+    for seed in [*(seeds if isinstance(seeds, list) else []), *([raw["seed"]] if "seed" in raw else [])]:
         if type(seed) is not int or seed < 0:
-            info = seed if type(seed) is int else kind_of(seed)
-            raise UsageError(f"a seed is {info}, a whole number from 0 is needed", "see the recipe")
+            description = seed if type(seed) is int else toml_type(seed)
+            raise UsageError(f"a seed is {description}, a whole number from 0 is needed", "see the recipe")
 
 
 def _overlay(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe's file with `changes` over it; a list for a table chooses some of its entries."""
-    result = dict(raw)
+    merged = dict(raw)
     for key, value in changes.items():
         current = raw.get(key)
         if isinstance(current, dict) and isinstance(value, dict):
-            result[key] = _overlay(current, value)
+            merged[key] = _overlay(current, value)
         elif isinstance(current, dict) and isinstance(value, list):
             if missing := [name for name in value if not isinstance(name, str) or name not in current]:
                 raise UsageError(
                     f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(current)}"
                 )
-            result[key] = {name: current[name] for name in value}
+            merged[key] = {name: current[name] for name in value}
         else:
-            result[key] = value
-    return result
+            merged[key] = value
+    return merged
 
 
 def table_of(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Returns the entry as a table, empty if it is missing. Raises UsageError for anything else."""
-    result = raw.get(name, {})
-    if not isinstance(result, dict):
-        raise UsageError(f"{name} is {kind_of(result)}, a table is needed", f"write [{name}]")
-    return result
+    table = raw.get(name, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{name} is {toml_type(table)}, a table is needed", f"write [{name}]")
+    return table
 
 
-def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
+def from_entries(dataclass_type: type[T], entries: Mapping[str, Any]) -> T:
     """Returns an instance of a dataclass with these entries of a recipe.
 
     Raises:
         UsageError: an entry is missing, unknown or of another type.
     """
-    parameters = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    needed = [n for n, one in parameters.items() if one.default is MISSING and one.default_factory is MISSING]
+    parameters = {entry.name: entry for entry in fields(dataclass_type)}  # type: ignore[arg-type]
+    required = [n for n, entry in parameters.items() if entry.default is MISSING and entry.default_factory is MISSING]
     if unknown := [name for name in entries if name not in parameters]:
         raise UsageError(f"a recipe of this kind has no {unknown[0]}", f"it has: {', '.join(parameters)}")
-    if missing := [name for name in needed if name not in entries]:
-        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(needed)}")
-    require_types(kind, entries)
-    return kind(**entries)
+    if missing := [name for name in required if name not in entries]:
+        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(required)}")
+    require_types(dataclass_type, entries)
+    return dataclass_type(**entries)
 
 
 # --- types of values --------------------------------------------------------------------------------------------------
 # TOML's types are taken as they are: no string is read as a number, and true is not 1. A number must be finite.
-KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+TOML_TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"),
     (int, "a whole number"),
     (float, "a number"),
@@ -265,9 +265,9 @@ KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def kind_of(value: Any) -> str:
+def toml_type(value: Any) -> str:
     """Returns TOML's name of the value's type for messages, such as "a string"."""
-    return next((words for kind, words in KINDS if isinstance(value, kind)), f"a {type(value).__name__}")
+    return next((words for kind, words in TOML_TYPE_NAMES if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def require_types(kind: type, raw: Mapping[str, Any]) -> None:
@@ -278,27 +278,26 @@ def require_types(kind: type, raw: Mapping[str, Any]) -> None:
         try:
             adapter.validate_python(raw[name])
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            place, value = _place(name, raw[name], first["loc"])
-            words = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-            raise UsageError(f"{place} is {kind_of(value)}: {words}", "see the recipe") from None
+            fault = error.errors(include_url=False, include_context=False)[0]
+            place, value = _fault_location(name, raw[name], fault["loc"])
+            message = f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
+            raise UsageError(f"{place} is {toml_type(value)}: {message}", "see the recipe") from None
 
 
 @cache
 def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
     """Returns an adapter for each field. Our own types that are no dataclasses are checked by isinstance."""
     hints = get_type_hints(kind)
-    return {one.name: _adapter(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
+    return {entry.name: _adapter(hints[entry.name]) for entry in fields(kind)}  # type: ignore[arg-type]
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    own = hasattr(hint, "__dataclass_fields__") or hasattr(hint, "model_fields")  # these bring settings of their own
-    if own:
+    if hasattr(hint, "__dataclass_fields__") or hasattr(hint, "model_fields"):  # these bring settings of their own
         return TypeAdapter(hint)
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
-def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
+def _fault_location(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
     """Returns where the fault is, and the value there. Skips the alternatives of unions, which paths name too."""
     keys = [name]
     for step in path:

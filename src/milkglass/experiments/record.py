@@ -6,6 +6,7 @@ and the entries [published], [asked] and [why] of a recipe use it. Nothing takes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -73,12 +74,12 @@ class ResultRecord:
         result = {} if math.isnan(self.value) else {self.name: self.value}
         if self.half_width is not None:
             result[replace(self, measure=self.measure + SPREAD).name] = self.half_width
-        return result | {f"{self.name}, {word}": one for word, one in self.more.items()}
+        return result | {f"{self.name}, {word}": number for word, number in self.more.items()}
 
     def rounded(self, digits: int) -> ResultRecord:
-        more = {word: round(one, digits) for word, one in self.more.items()}
-        half = None if self.half_width is None else round(self.half_width, digits)
-        return replace(self, value=round(self.value, digits), half_width=half, more=more)
+        more = {word: round(number, digits) for word, number in self.more.items()}
+        half_width = None if self.half_width is None else round(self.half_width, digits)
+        return replace(self, value=round(self.value, digits), half_width=half_width, more=more)
 
     def to_json(self) -> dict[str, Any]:
         raw = {name: value for name, value in asdict(self).items() if value not in ("", None) and name != "more"}
@@ -97,19 +98,19 @@ def read(result: Mapping[str, Any]) -> list[ResultRecord]:
             f"{result.get('recipe', 'this file')} has no list of records: an earlier version of Milkglass wrote it",
             "run `milkglass reproduce` again with the same --out: what is measured is kept, and written anew",
         )
-    field_names = {one.name for one in fields(ResultRecord)}
+    field_names = {record_field.name for record_field in fields(ResultRecord)}
     return [
         ResultRecord(
-            **{name: one[name] for name in one if name in field_names} | {"value": _number(one["value"])},
-            more={name: value for name, value in one.items() if name not in field_names},
+            **{name: entry[name] for name in entry if name in field_names} | {"value": _value_or_nan(entry["value"])},
+            more={name: value for name, value in entry.items() if name not in field_names},
         )
-        for one in figures
+        for entry in figures
     ]
 
 
 def numbers(records: Iterable[ResultRecord]) -> dict[str, float]:
     """Returns every number of these records by its name."""
-    return {name: value for one in records for name, value in one.numbers.items()}
+    return {name: value for record in records for name, value in record.numbers.items()}
 
 
 def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
@@ -121,39 +122,40 @@ def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
     """
     measures = [name for name in values if name.removesuffix(SPREAD) == name]
     return [
-        ResultRecord(measure=one, value=values[one], half_width=values.get(one + SPREAD), **parts)  # type: ignore[arg-type]
-        for one in measures
+        ResultRecord(measure=measure, value=values[measure], half_width=values.get(measure + SPREAD), **parts)  # type: ignore[arg-type]
+        for measure in measures
     ]
 
 
 Statistic = Callable[[Any], Any]
 
 
-def over(
-    runs: Sequence[Sequence[ResultRecord]], middle: Statistic, spread: Mapping[str, Statistic], what: str
+def merged_records(
+    runs: Sequence[Sequence[ResultRecord]], center: Statistic, spread: Mapping[str, Statistic], count_name: str
 ) -> list[ResultRecord]:
     """Returns the records of several runs as one record each; those of a single run as they are.
 
     Args:
         runs: the records of each.
-        middle: of the values, and of the half-widths.
+        center: of the values, and of the half-widths.
         spread: further numbers of the values, by name.
-        what: the name of the number of runs that have the record, if some have not.
+        count_name: the name of the number of runs that have the record, if some have not.
     """
     if len(runs) == 1:
         return list(runs[0])
     by_parts: dict[tuple[str, ...], list[ResultRecord]] = {}
-    for one in (record for run in runs for record in run):
-        by_parts.setdefault(one.parts, []).append(one)
-    result = []
-    for each in by_parts.values():
-        values, widths = np.array([one.value for one in each]), [w for one in each if (w := one.half_width) is not None]
-        more = {} if len(each) == len(runs) else {what: float(len(each))}
-        more |= {name: float(work(values)) for name, work in spread.items()}
-        half = float(middle(widths)) if widths else None
-        result.append(replace(each[0], value=float(middle(values)), half_width=half, more=more))
-    return result
+    for record in itertools.chain.from_iterable(runs):
+        by_parts.setdefault(record.parts, []).append(record)
+    merged = []
+    for group in by_parts.values():
+        values = np.array([record.value for record in group])
+        widths = [record.half_width for record in group if record.half_width is not None]
+        more = {} if len(group) == len(runs) else {count_name: float(len(group))}
+        more |= {name: float(statistic(values)) for name, statistic in spread.items()}
+        half_width = float(center(widths)) if widths else None
+        merged.append(replace(group[0], value=float(center(values)), half_width=half_width, more=more))
+    return merged
 
 
-def _number(value: float | None) -> float:
+def _value_or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)

@@ -56,14 +56,14 @@ def reproduce(
         JobFailed: a training failed.
     """
     name = settings(path, quick).get("kind")
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
+    recipe_class = KINDS.get(name) if isinstance(name, str) else None
+    if recipe_class is None:
         raise UsageError(f"{path.name} is of the kind {name!r}", f"known: {', '.join(KINDS)}")
-    if cache is not None and not kind.cached:
+    if cache is not None and not recipe_class.cached:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
-    recipe = kind.read(path, quick)
+    recipe = recipe_class.read(path, quick)
     from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
     with note_usage(out):
-        result = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
-    table.write(result)
-    return result
+        result_path = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
+    table.write(result_path)
+    return result_path

@@ -15,14 +15,12 @@ import subprocess
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from milkglass import __version__, device, files
 from milkglass.client.codec.aliases import drawn_from
@@ -33,12 +31,13 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
+from milkglass.server.jobs.folder import EVENTS_FILE, read_events
 from milkglass.server.settings import WORKER
-from milkglass.server.spec import ATTACHED, Event, Hyperparameters, JobSpec, Status
+from milkglass.server.spec import ATTACHED, Hyperparameters, JobSpec, Status
 from milkglass.system import cores, stoppable
 
 SPLITS = ("train", "validation")
-TAKEN = "taken.json"  # see `taken`
+USED_COMMITS_FILE = "taken.json"  # see `commits_taken`
 
 
 @dataclass(frozen=True)
@@ -108,20 +107,20 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     return Codec.open(key, folder, drawn_from(key.stream(f"choices/{purpose}")))
 
 
-def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
+def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:
     """Checks that the folder belongs to this run, or records the run in it. Makes it readable by its owner only.
 
     Args:
-        this: what the run is of; the folder's record must be the same.
+        run_identity: what the run is of; the folder's record must be the same.
 
     Raises:
         UsageError: the folder holds another run or other files.
     """
     record = out / "run.json"
     if record.is_file():
-        held = json.loads(record.read_text("utf-8"))
-        if held != this:
-            names = sorted(name for name in {*held, *this} if held.get(name) != this.get(name))
+        recorded = json.loads(record.read_text("utf-8"))
+        if recorded != run_identity:
+            names = sorted(name for name in {*recorded, *run_identity} if recorded.get(name) != run_identity.get(name))
             raise UsageError(
                 f"{out} holds a run of other settings, model or data: {', '.join(names)}",
                 "give a new folder with --out, or remove this one",
@@ -131,8 +130,8 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
     files.private_dir(out, close=True)  # an empty one that was there had a mode of its own
-    files.write(record, json.dumps(this, indent=1) + "\n")
-    begun(out)
+    files.write(record, json.dumps(run_identity, indent=1) + "\n")
+    record_begun(out)
 
 
 def write_spec(
@@ -158,13 +157,13 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
         status.unlink()  # what failed is tried again
     if not status.is_file():
         with stoppable(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
-            follow(worker, job / "events.jsonl", progress, deadline)
+            follow(worker, job, progress, deadline)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
-    result = Status.model_validate_json(status.read_text("utf-8"))
-    if result.state != "succeeded":
-        raise JobFailed(f"the training in {job} {result.state}: {result.error}", "see its worker.log")
-    return result
+    final_status = Status.model_validate_json(status.read_text("utf-8"))
+    if final_status.state != "succeeded":
+        raise JobFailed(f"the training in {job} {final_status.state}: {final_status.error}", "see its worker.log")
+    return final_status
 
 
 def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -177,7 +176,8 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """
     command = [*WORKER, str(job), ATTACHED]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=device.of_child(environment))
+    variables = device.child_variables(environment)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
 
 
 SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
@@ -185,9 +185,9 @@ LOOK_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the f
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadline: float = math.inf) -> None:
-    """Reports progress until the worker ends. Earlier events in the file are not reported again."""
-    start = events.stat().st_size if events.is_file() else 0
+def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
+    """Reports progress until the worker ends. Events of an earlier start are not reported again."""
+    start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
     due, last_line = time.monotonic(), ""
     while True:
         try:
@@ -199,7 +199,7 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadlin
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
-        line = newest(events, start)
+        line = newest_message(job, start)
         if line and line != last_line:
             progress(line)
             last_line, due = line, time.monotonic() + SECONDS_BETWEEN_LINES
@@ -207,29 +207,23 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log, deadlin
             return
 
 
-def newest(events: Path, start: int = 0) -> str:
+def newest_message(job: Path, start: int = 0) -> str:
     """Returns the worker's last message after byte `start`, with the time left; "" before the first."""
-    if not events.is_file():
-        return ""
-    with events.open("rb") as file:
-        file.seek(start)
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        with suppress(ValidationError):  # the line is being written
-            event = Event.model_validate_json(line)
-            if event.type == "metrics":
-                left = event.data.get("eta_seconds")
-                return event.message + (f", about {duration(left)} left" if left and left >= 1 else "")
+    for stored in reversed(read_events(job, start)):
+        if stored.event.type == "metrics":
+            seconds_left = stored.event.data.get("eta_seconds") or 0
+            time_left = f", about {duration(seconds_left)} left" if seconds_left >= 1 else ""
+            return stored.event.message + time_left
     return ""
 
 
 def commits_taken(out: Path) -> list[str]:
     """Returns the commits that made what a run used of a cache."""
-    path = out / TAKEN
+    path = out / USED_COMMITS_FILE
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
 
 
-def begun(out: Path) -> None:
+def record_begun(out: Path) -> None:
     """Records the code that began this run folder, since later code does not repeat what was done."""
     record = out / "begun.json"
     if not record.is_file():
@@ -246,14 +240,14 @@ def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
         "commit", with a + if the package differs from it, "" outside a checkout; "begun" if other code began the run;
             "cells" without these two.
     """
-    by, record = now(), out / "begun.json"
-    first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
-    others = sorted({*cells} - {by["commit"], first["commit"]})
-    result = by if first["commit"] == by["commit"] else {**by, "begun": first}
-    return {**result, "cells": others} if others else result
+    current, record = now(), out / "begun.json"
+    begun_by = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
+    other_commits = sorted({*cells} - {current["commit"], begun_by["commit"]})
+    made_by = current if begun_by["commit"] == current["commit"] else {**current, "begun": begun_by}
+    return {**made_by, "cells": other_commits} if other_commits else made_by
 
 
-def commits(made: Mapping[str, Any]) -> list[str]:
+def commits_of(made: Mapping[str, Any]) -> list[str]:
     """Returns all commits in a record of `provenance`: of the last code, the code that began it, and used parts."""
     return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
 
@@ -267,22 +261,22 @@ def now() -> dict[str, str]:
 def _git(*arguments: str) -> str:
     package = Path(__file__).parents[1]
     try:
-        result = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=False)
+        completed = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=False)
     except OSError:  # there is no git
         return ""
-    return result.stdout.strip() if result.returncode == 0 else ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""
 
 
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
 def pack_answers(answers: NDArray[Any]) -> str:
     """Packs (u,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
-    whole = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
-    kind = "<f4" if answers.dtype.kind == "f" else whole
-    return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
+    integer_type = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
+    number_type = "<f4" if answers.dtype.kind == "f" else integer_type
+    return f"{number_type}:{base64.b64encode(zlib.compress(answers.astype(number_type).tobytes(), 9)).decode()}"
 
 
 def unpack_answers(text: str) -> NDArray[Any]:
     """Returns the numbers that `pack_answers` packed."""
-    kind, _, body = text.partition(":")
-    return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)
+    number_type, _, packed = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed)), number_type)

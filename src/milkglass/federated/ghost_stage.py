@@ -17,7 +17,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress
-from milkglass.sanitizers.ghost.files import FinishedParts, finished, write
+from milkglass.sanitizers.ghost.files import FinishedParts, finished_parts_in, write
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
@@ -75,7 +75,7 @@ def require_no_parts(site: Path) -> None:
 
 def remove_finished(site: Path) -> None:
     """Removes the parts of a preparation that died after its site's folder was complete."""
-    if site.is_dir() and (parts := finished(parts_folder(site))):
+    if site.is_dir() and (parts := finished_parts_in(parts_folder(site))):
         parts.remove()
 
 

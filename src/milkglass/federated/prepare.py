@@ -29,8 +29,8 @@ from milkglass.rows.examples import (
 )
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
-from milkglass.sanitizers.ghost.tally import document
-from milkglass.sanitizers.table import opened
+from milkglass.sanitizers.ghost.tally import report_document
+from milkglass.sanitizers.table import open_table
 from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"
@@ -121,7 +121,7 @@ def prepare(
         ids = [*originals(model, texts, progress)] if shadowed is None else shadowed.ids
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None or shadowed is None else document(ghost, shadowed.tally, seed is not None)
+    report = None if ghost is None or shadowed is None else report_document(ghost, shadowed.tally, seed is not None)
     from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
@@ -173,7 +173,7 @@ def require_match(
 
 def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
     """Yields each text's ids, special ones too: GHOST's input, or what is trained on. Raises EmptyText, TooLong."""
-    tokenizer, _ = opened(model)
+    tokenizer, _ = open_table(model)
     limit = longest(model, tokenizer)
     encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)
     for number, ids in enumerate(encoded["input_ids"]):

@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 
 from milkglass import papers
-from milkglass.accounting import epsilon_of, upward, worth
+from milkglass.accounting import epsilon_of, epsilon_warning, upward
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
@@ -71,7 +71,8 @@ class DPSGD(GradientDefence):
     @property
     def guarantee(self) -> str | None:
         result = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, 1)
-        return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{worth(result)}"
+        warning = epsilon_warning(result)
+        return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{warning}"
 
     def spent(self, rounds: int) -> str | None:
         """Returns the guarantee after so many rounds, as this many Gaussian mechanisms.
@@ -83,7 +84,7 @@ class DPSGD(GradientDefence):
         after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return (
             f"({upward(spent)}, {DELTA:g})-DP after {after}, one text or label exchanged, in one batch a "
-            f"round{worth(spent)}"
+            f"round{epsilon_warning(spent)}"
         )
 
     def added_noise(self, texts: int) -> AddedNoise | None:

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 
 from milkglass import papers
-from milkglass.accounting import epsilon_of, upward, worth
+from milkglass.accounting import epsilon_of, epsilon_warning, upward
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
@@ -79,7 +79,8 @@ class GaussianNoise(AdditiveNoise):
         if self.clip is None:
             return None
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
-        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{worth(epsilon)}"
+        warning = epsilon_warning(epsilon)
+        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{warning}"
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ TEXTS = [
 ]
 VOCABULARY = 300
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
-SHAPE = {
+TINY_CONFIG = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
-SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
+SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(1, 33))
 MIN_QUESTIONS = 4  # questions to a budget, as a loop asks them
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
@@ -75,7 +75,7 @@ def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = (AutoModelForMaskedLM if kind == "encoder" else AutoModelForCausalLM).from_config(
-            AutoConfig.for_model(model_type, **SHAPE)
+            AutoConfig.for_model(model_type, **TINY_CONFIG)
         )
         with torch.no_grad():
             for parameter in model.parameters():
@@ -107,17 +107,17 @@ class CheckResult:
     failure: str | None
 
 
-def checked(package: str) -> Iterator[CheckResult]:
+def check_package(package: str) -> Iterator[CheckResult]:
     """Checks every entry point of an installed package.
 
     Raises UsageError without the package or an entry point, and PluginError if one cannot be loaded.
     """
     try:
-        points = [one for one in distribution(package).entry_points if one.group.startswith("milkglass.")]
+        points = [point for point in distribution(package).entry_points if point.group.startswith("milkglass.")]
     except PackageNotFoundError:
         raise UsageError(f"no package {package!r} is installed", f"pip install {package}") from None
     if not points:
-        groups = ", ".join(f"milkglass.{one}" for one in GROUPS)
+        groups = ", ".join(f"milkglass.{group}" for group in GROUPS)
         raise UsageError(f"{package} has no entry point of Milkglass", f"the groups are {groups}")
     for point in points:
         yield from _check(point)
@@ -133,7 +133,7 @@ def _check(point: EntryPoint) -> Iterator[CheckResult]:
     kinds = [kind for kind in CHECKS if isinstance(entry, kind)]
     if group not in {CHECKS[kind][0] for kind in kinds}:
         expected = " or ".join(
-            kind.__name__ for kind, (own, _) in CHECKS.items() if own == group.removeprefix("gradient_")
+            kind.__name__ for kind, (kind_group, _) in CHECKS.items() if kind_group == group.removeprefix("gradient_")
         )
         yield CheckResult(
             point.name, group, "the entry is of its group", f"it is a {type(entry).__name__}, no {expected}"
@@ -168,9 +168,9 @@ def names_its_paper(entry: Any, folder: Path) -> None:
 def declares_what_it_needs(attack: Attack, folder: Path) -> None:
     """It declares what it sees and assumes, and refuses with a reason where that is missing."""
     assert attack.title and attack.sees, "title or sees is empty"
-    assert all(issubclass(one, Observation) for one in attack.sees), "sees holds something that is no observation"
-    unknown = (attack.assumes | attack.uses) - {field.name for field in fields(Knowledge)}
-    assert not unknown, f"Knowledge has no {', '.join(sorted(unknown))}"
+    assert all(issubclass(kind, Observation) for kind in attack.sees), "sees holds something that is no observation"
+    unknown_names = (attack.assumes | attack.uses) - {field.name for field in fields(Knowledge)}
+    assert not unknown_names, f"Knowledge has no {', '.join(sorted(unknown_names))}"
     assert why_not(attack, Transcript((), 10), Knowledge()), "it applies to an empty transcript"
 
 
@@ -181,8 +181,8 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
     scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
     outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).cells for _ in range(2)]
     for cells in outcomes:
-        failed = [cell for cell in cells if cell.state == "failed"]
-        assert not failed, f"it failed: {failed[0].reason}"
+        failed_cells = [cell for cell in cells if cell.state == "failed"]
+        assert not failed_cells, f"it failed: {failed_cells[0].reason}"
         assert all(cell.reason for cell in cells if cell.state == "does not apply"), "it refuses without a reason"
     measures = [[(cell.adversary, str(cell.measures)) for cell in cells] for cells in outcomes]
     assert measures[0] == measures[1], "two runs with one seed differ"
@@ -213,9 +213,9 @@ def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
     """One secret makes one model, another secret makes another, and the result is verified."""
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
-    other = new_key(base, "tiny", scheme, base.digest(), OTHER)
-    for name, one in {"a": key, "b": key, "c": other}.items():
-        scramble(base, one, folder / name)
+    other_key = new_key(base, "tiny", scheme, base.digest(), OTHER_SECRET)
+    for name, made_key in {"a": key, "b": key, "c": other_key}.items():
+        scramble(base, made_key, folder / name)
     weights = [(folder / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
     assert weights[0] == weights[1], "the same secret makes another model"
     assert weights[0] != weights[2], "another secret makes the same model"
@@ -236,17 +236,17 @@ def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
     scramble(base, key, folder / "out")
-    maps = [one.astype(kind).tobytes() for one in (key.sigma, key.inverse) for kind in ("<i4", "<i8", "<u2")]
+    maps = [ids.astype(kind).tobytes() for ids in (key.sigma, key.inverse) for kind in ("<i4", "<i8", "<u2")]
     for file in (folder / "out").iterdir():
         content = file.read_bytes()
-        assert not [one for one in (key.root, key.root.hex().encode(), *maps) if one in content], (
+        assert not [secret for secret in (key.root, key.root.hex().encode(), *maps) if secret in content], (
             f"{file.name} holds it"
         )
     codec = Codec.open(key, base.folder)
-    (sent,) = codec.encode([TEXTS[0]]).ids
+    (sent_ids,) = codec.encode([TEXTS[0]]).ids
     if codec.readable:
-        plain = codec.tokenizer(TEXTS[0])["input_ids"]
-        assert codec.inverse[sent].tolist() == plain, "a text does not come back"
+        public_ids = codec.tokenizer(TEXTS[0])["input_ids"]
+        assert codec.inverse[sent_ids].tolist() == public_ids, "a text does not come back"
 
 
 # --- sanitizers -------------------------------------------------------------------------------------------------------
@@ -267,11 +267,11 @@ def splits_by_its_secret(defence: Defence, folder: Path) -> None:
     base = _encoder(folder)
     halves = [
         defence.split(base, CORPUS, secret, folder / name)
-        for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER))
+        for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER_SECRET))
     ]
-    sent = [_crossed_bytes(client.send(TEXTS)) for client, _ in halves]
-    assert sent[0] == sent[1], "the same secret sends something else"
-    assert sent[0] != sent[2], "another secret sends the same"
+    crossed_bytes = [_crossed_bytes(client.send(TEXTS)) for client, _ in halves]
+    assert crossed_bytes[0] == crossed_bytes[1], "the same secret sends something else"
+    assert crossed_bytes[0] != crossed_bytes[2], "another secret sends the same"
     assert json.dumps(defence.document()) and defence.document()["name"]
 
 
@@ -280,15 +280,13 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     base = _encoder(folder)
     client, _ = defence.split(base, CORPUS, SECRET, folder / "server")
     client.save(folder / "client")
-    content = b"\n".join(one.read_bytes() for one in (folder / "server").rglob("*") if one.is_file())
-    leaked = [
-        one for one in (SECRET, SECRET.hex().encode(), *(text.encode() for text in CORPUS.texts)) if one in content
-    ]
-    assert not leaked, "the server's folder holds the secret or a text"
+    content = b"\n".join(file.read_bytes() for file in (folder / "server").rglob("*") if file.is_file())
+    secrets = (SECRET, SECRET.hex().encode(), *(text.encode() for text in CORPUS.texts))
+    assert not any(secret in content for secret in secrets), "the server's folder holds the secret or a text"
     for path in (folder / "client", *(folder / "client").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
-    loaded, server = defence.load(base, folder / "client", folder / "server")
-    assert _crossed_bytes(loaded.send(TEXTS)) == _crossed_bytes(client.send(TEXTS)), (
+    loaded_client, server = defence.load(base, folder / "client", folder / "server")
+    assert _crossed_bytes(loaded_client.send(TEXTS)) == _crossed_bytes(client.send(TEXTS)), (
         "the loaded half sends something else"
     )
     server.rest()
@@ -301,22 +299,22 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
     base = _encoder(folder)
     client, server = defence.split(base, CORPUS, SECRET, folder / "server")
     scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
-    chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
-    failed = [cell for cell in run(scene, chosen, None, Budget(), 1).cells if cell.state == "failed"]
-    assert not failed, f"{failed[0].attack} failed: {failed[0].reason}"
+    chosen_attacks = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
+    failed_cells = [cell for cell in run(scene, chosen_attacks, None, Budget(), 1).cells if cell.state == "failed"]
+    assert not failed_cells, f"{failed_cells[0].attack} failed: {failed_cells[0].reason}"
 
 
 def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
     ids, mask = batch([[5, 9, 7, 6], [8, 11, 4]], pad=1)
-    state_before = {name: one.clone() for name, one in step.module.state_dict().items()}
-    shared = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
-    sizes = {name: one.shape for name, one in step.module.named_parameters()}
-    for name, one in shared[0].items():
-        assert one.shape == sizes[name] and one.isfinite().all(), f"{name} is not a finite tensor of its shape"
-        assert torch.equal(one, shared[1][name]), f"{name} differs between two runs with one seed"
-    assert all(torch.equal(one, state_before[name]) for name, one in step.module.state_dict().items()), (
+    state_before = {name: tensor.clone() for name, tensor in step.module.state_dict().items()}
+    runs = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
+    shapes = {name: tensor.shape for name, tensor in step.module.named_parameters()}
+    for name, tensor in runs[0].items():
+        assert tensor.shape == shapes[name] and tensor.isfinite().all(), f"{name} is not a finite tensor of its shape"
+        assert torch.equal(tensor, runs[1][name]), f"{name} differs between two runs with one seed"
+    assert all(torch.equal(tensor, state_before[name]) for name, tensor in step.module.state_dict().items()), (
         "the model was changed"
     )
 
@@ -354,17 +352,18 @@ def permutes_without_change(family: Family, folder: Path) -> None:
 
     for model_type in family.model_types:
         base = Checkpoint.open(saved_tiny_model(model_type, family.kind, folder / model_type))
-        odd = unknown_tensor_names(base.tensors)
-        assert not odd, f"{model_type}: {odd[0]} has a word that is not in Family.parts"
+        unknown_names = unknown_tensor_names(base.tensors)
+        assert not unknown_names, f"{model_type}: {unknown_names[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
         scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCABULARY))
         loader = AutoModelForMaskedLM if family.kind == "encoder" else AutoModelForCausalLM
         ids = torch.from_numpy(np.random.default_rng(0).integers(4, VOCABULARY, (2, 9)))
         sigma = torch.from_numpy(key.sigma).long()
         with torch.inference_mode():
-            plain = loader.from_pretrained(base.folder).eval()(ids).logits
-            moved = loader.from_pretrained(folder / f"{model_type}-out").eval()(sigma[ids]).logits[..., sigma]
-        assert (plain - moved).abs().max() <= 1e-4, f"{model_type}: logits differ by {(plain - moved).abs().max():.2g}"
+            unpermuted = loader.from_pretrained(base.folder).eval()(ids).logits
+            permuted = loader.from_pretrained(folder / f"{model_type}-out").eval()(sigma[ids]).logits[..., sigma]
+        difference = (unpermuted - permuted).abs().max()
+        assert difference <= 1e-4, f"{model_type}: logits differ by {difference:.2g}"
 
 
 CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
@@ -401,12 +400,12 @@ def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
     return _encoder(folder)
 
 
-def _crossed_bytes(seen: tuple[Observation, ...]) -> list[bytes]:
+def _crossed_bytes(observations: tuple[Observation, ...]) -> list[bytes]:
     """Returns the bytes of everything observed."""
-    crossed = []
-    for observation in seen:
+    crossed_bytes = []
+    for observation in observations:
         if isinstance(observation, Tokens):
-            crossed += [observation.ids.ids.tobytes(), observation.ids.lengths.tobytes()]
+            crossed_bytes += [observation.ids.ids.tobytes(), observation.ids.lengths.tobytes()]
         elif isinstance(observation, Activations):
-            crossed += [observation.hidden.numpy().tobytes(), observation.lengths.tobytes()]
-    return crossed
+            crossed_bytes += [observation.hidden.numpy().tobytes(), observation.lengths.tobytes()]
+    return crossed_bytes

@@ -64,16 +64,15 @@ def audit_defence(
     limit, chosen = Budget.parse(budget), ATTACKS if attacks is None else attacks
     require_enough(private, "the list of private texts")
     model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
-    others = public if isinstance(public, Mapping) else {ALIKE: public}
+    public_texts = public if isinstance(public, Mapping) else {ALIKE: public}
     with limited_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work:
-        scene = replace(scene_of(model, client, server, private, others), words=words)
-        require_texts(scene, others)
-        texts = hashlib.sha256("\0".join(private).encode()).hexdigest()
-        identity = {"texts": texts, "attacks": [signature(one) for one in chosen.values()]}
+        scene = replace(scene_of(model, client, server, private, public_texts), words=words)
+        require_texts(scene, public_texts)
+        texts_digest = hashlib.sha256("\0".join(private).encode()).hexdigest()
+        identity = {"texts": texts_digest, "attacks": [signature(attack) for attack in chosen.values()]}
         advance = stage("attack", len(chosen))
-        result = audit(
-            scene, chosen, ResumeStore.open(Path(work) / "cells", identity), limit, seed, lambda cell: advance(1)
-        )
+        store = ResumeStore.open(Path(work) / "cells", identity)
+        result = audit(scene, chosen, store, limit, seed, lambda cell: advance(1))
     if out is not None:
         write(result, Path(out))
     return result

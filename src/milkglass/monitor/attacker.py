@@ -46,7 +46,7 @@ T = TypeVar("T")
 THREAD = "attack"  # the name of each thread in which something is attacked
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """Runs work like asyncio.to_thread, but a program that ends does not wait: it can take minutes."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
@@ -61,7 +61,7 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(outcome)
 
 
-def attacking() -> bool:
+def is_attacking() -> bool:
     return any(thread.name == THREAD for thread in threading.enumerate())
 
 
@@ -77,6 +77,10 @@ class LiveReading:
     title: str
     table: Ids
     cut: bool = False
+
+    def right_count(self, ids: Ids, true_ids: Ids) -> int:
+        """Returns how many of the scrambled ids are read right, given the true table (n,)."""
+        return int((self.table[ids] == true_ids[ids]).sum())
 
 
 @dataclass(eq=False)
@@ -108,39 +112,39 @@ class LiveAttacker:
         A failure is stored in `reason`, or in `trouble` after the attacks on the model.
         """
         try:
-            scene = await in_thread(self._scene)
+            scene = await run_in_thread(self._scene)
             show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
-            candidates = await in_thread(partial(self._solve, scene, show))
+            candidates = await run_in_thread(partial(self._solve, scene, show))
             self.state = "done"
             log.touch()
             if self.public is not None:
-                await self._on_what_crossed(log, scene, candidates, self.public)
+                await self._attack_sent_texts(log, scene, candidates, self.public)
         except Exception as error:  # noqa: BLE001  (an attack's own, too: the page must not wait for it for ever)
             if self.state == "done":
-                self.trouble = _kind_of(error)
+                self.trouble = _failure_words(error)
             else:
-                self.state, self.reason = "failed", _kind_of(error)
+                self.state, self.reason = "failed", _failure_words(error)
             log.touch()
         finally:
             self._stopped = True
 
-    async def _on_what_crossed(
+    async def _attack_sent_texts(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
         """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
-        corpus = (await in_thread(lambda: read(self.codec, public))).original
-        exchanges_seen = 0
+        corpus = (await run_in_thread(lambda: read(self.codec, public))).original
+        deciphered_total = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             texts = log.kept_texts()
-            total = sum(map(len, texts))
-            if total >= max(MIN_TOKENS, MIN_GROWTH * exchanges_seen):
-                exchanges_seen = total
+            token_total = sum(map(len, texts))
+            if token_total >= max(MIN_TOKENS, MIN_GROWTH * deciphered_total):
+                deciphered_total = token_total
                 try:
-                    await in_thread(partial(self._decipher, scene, candidates, texts, corpus))
+                    await run_in_thread(partial(self._decipher, scene, candidates, texts, corpus))
                     self.trouble = ""
                 except Exception as error:  # noqa: BLE001  (what was read before stays)
-                    self.trouble = _kind_of(error)
+                    self.trouble = _failure_words(error)
                 log.touch()
 
     # --- in a thread --------------------------------------------------------------------------------------------------
@@ -155,16 +159,16 @@ class LiveAttacker:
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
         """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
-        self.running, candidates = self._budget(self.budget), None
-        for first in (True, False):
-            attacks = {name: one for name, one in ATTACKS.items() if one.undoes == first}
-            played = run(scene, attacks, None, self.running, seed=0)
-            candidates = played.candidates
-            for attack in played.played:
+        self.running, candidates = self._stoppable_budget(self.budget), None
+        for undoes in (True, False):
+            attacks = {name: attack for name, attack in ATTACKS.items() if attack.undoes == undoes}
+            finished = run(scene, attacks, None, self.running, seed=0)
+            candidates = finished.candidates
+            for attack in finished.attacks:
                 if attack.guess is not None and attack.guess.table is not None:
                     self.readings.append(LiveReading(attack.result.title, attack.guess.table[:, 0], attack.result.cut))
             show()
-            if any(one.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for one in played.played):
+            if any(attack.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for attack in finished.attacks):
                 break
         return candidates
 
@@ -177,13 +181,13 @@ class LiveAttacker:
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
             return
-        guess = attack(transcript, knowledge, self._budget(DECIPHER_SECONDS), np.random.default_rng(0))
+        guess = attack(transcript, knowledge, self._stoppable_budget(DECIPHER_SECONDS), np.random.default_rng(0))
         if guess.table is not None:
             title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
             self.readings = [reading for reading in self.readings if reading.title != title]
             self.readings.append(LiveReading(title, guess.table[:, 0]))
 
-    def _budget(self, seconds: float) -> Budget:
+    def _stoppable_budget(self, seconds: float) -> Budget:
         return Budget(seconds, stopped=lambda: self._stopped)
 
     # --- for the page -------------------------------------------------------------------------------------------------
@@ -195,10 +199,10 @@ class LiveAttacker:
 
     def strongest(self, readings: Sequence[LiveReading]) -> LiveReading | None:
         """Returns the reading that is right most often of the vocabulary."""
-        true = self.codec.inverse
-        return max(readings, key=lambda one: int((one.table == true).sum()), default=None)
+        true_ids = self.codec.inverse
+        return max(readings, key=lambda reading: int((reading.table == true_ids).sum()), default=None)
 
 
-def _kind_of(error: Exception) -> str:
+def _failure_words(error: Exception) -> str:
     """Returns words for a failure. Only our own messages are free of texts; of other errors it names the kind."""
     return error.message if isinstance(error, MilkglassError) else f"an internal error ({type(error).__name__})"

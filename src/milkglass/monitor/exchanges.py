@@ -49,8 +49,8 @@ class Exchange:
     @property
     def speed(self) -> float:
         """Returns tokens a second after the first; 0 before there are two."""
-        lasted = self.last - self.first
-        return (len(self.answer) - 1) / lasted if lasted > 0 else 0.0
+        duration = self.last - self.first
+        return (len(self.answer) - 1) / duration if duration > 0 else 0.0
 
 
 class ExchangeLog:
@@ -64,37 +64,37 @@ class ExchangeLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.version, self.count, self.exchanges = 0, 0, deque[Exchange]()
-        self._clock, self._waiting = clock, asyncio.Event()
+        self._clock, self._change_event = clock, asyncio.Event()
 
     def begin_exchange(self, ids: Ids) -> Received:
         prompt = [int(token) for token in ids]
         self.count += 1
-        one = Exchange(self.count, prompt, self._repeated_count(prompt), self.version)
-        self.exchanges.append(one)
-        self._forget()
-        self.touch(one)
+        exchange = Exchange(self.count, prompt, self._repeated_count(prompt), self.version)
+        self.exchanges.append(exchange)
+        self._drop_oldest()
+        self.touch(exchange)
 
         def received(ids: Ids) -> None:
             now = self._clock()
-            one.first, one.last = one.first or now, now
-            one.answer += [int(token) for token in ids]
-            self.touch(one)
+            exchange.first, exchange.last = exchange.first or now, now
+            exchange.answer += [int(token) for token in ids]
+            self.touch(exchange)
 
         return received
 
-    def touch(self, one: Exchange | None = None) -> None:
+    def touch(self, exchange: Exchange | None = None) -> None:
         """Marks one exchange, or all of them, as changed."""
         self.version += 1
-        for changed in self.exchanges if one is None else (one,):
-            changed.changed = self.version
-        self._waiting.set()
-        self._waiting = asyncio.Event()
+        for touched in self.exchanges if exchange is None else (exchange,):
+            touched.changed = self.version
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
     async def wait_for_change(self, version: int, seconds: float) -> None:
         """Returns when the version is another one, or after `seconds`."""
         if self.version == version:
             try:
-                await asyncio.wait_for(self._waiting.wait(), seconds)
+                await asyncio.wait_for(self._change_event.wait(), seconds)
             except TimeoutError:
                 return
 
@@ -103,11 +103,11 @@ class ExchangeLog:
         return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
     def _repeated_count(self, prompt: list[int]) -> int:
-        before = list(self.exchanges)[-EXCHANGES_COMPARED:]
-        shared = [(exchange, common_prefix(prompt, [*exchange.prompt, *exchange.answer])) for exchange in before]
-        return max((count for exchange, count in shared if count >= len(exchange.prompt)), default=0)
+        newest = list(self.exchanges)[-EXCHANGES_COMPARED:]
+        counts = [(common_prefix(prompt, [*exchange.prompt, *exchange.answer]), exchange) for exchange in newest]
+        return max((count for count, exchange in counts if count >= len(exchange.prompt)), default=0)
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         id_count = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
         while len(self.exchanges) > EXCHANGES_KEPT or (id_count > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
             oldest = self.exchanges.popleft()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,17 +45,17 @@ class ShownText:
     Attributes:
         ids: the ids, without those that the model does not have, which an engine may send and the reply refuses.
         ordinary: `ids` without special tokens, which are permuted and not mixed: anyone with both models reads all.
-        hits: by reading, how many of `ids` are right.
-        right: by reading, how many of `ordinary` are right.
-        shown: the text as JSON for one reading.
+        hit_counts: by reading, how many of `ids` are right.
+        right_counts: by reading, how many of `ordinary` are right.
+        rendering: the text as JSON for one reading.
     """
 
     length: int
     ids: Any
     ordinary: Any
-    hits: dict[LiveReading, int] = field(default_factory=dict)
-    right: dict[LiveReading, int] = field(default_factory=dict)
-    shown: tuple[LiveReading | None, str] | None = None
+    hit_counts: dict[LiveReading, int] = field(default_factory=dict)
+    right_counts: dict[LiveReading, int] = field(default_factory=dict)
+    rendering: tuple[LiveReading | None, str] | None = None
 
 
 class TextViews:
@@ -65,49 +66,48 @@ class TextViews:
     attack reads it, in runs of tokens that are read alike.
 
     Attributes:
-        made: how many texts were counted or rendered so far.
+        work_count: how many texts were counted or rendered so far.
     """
 
     def __init__(self, codec: Codec) -> None:
-        self.codec, self.made = codec, 0
-        self._kept = dict[tuple[int, Side], ShownText]()
+        self.codec, self.work_count = codec, 0
+        self._texts = dict[tuple[int, Side], ShownText]()
 
     @cached_property
     def names(self) -> list[str]:
         """Returns the text of each public token, or its name if it has none. This is slow for a large vocabulary."""
-        size = len(self.codec.inverse)
-        names_of = self.codec.tokenizer.convert_ids_to_tokens
-        spelt = pieces(self.codec, size)
-        return [
-            text or names_of(number) or "" if self.codec.is_token[number] else "" for number, text in enumerate(spelt)
-        ]
+        name_of = self.codec.tokenizer.convert_ids_to_tokens
+        spellings = pieces(self.codec, len(self.codec.inverse))
+        is_token = self.codec.is_token
+        return [text or name_of(token) or "" if is_token[token] else "" for token, text in enumerate(spellings)]
 
     def forget(self, exchanges: Iterable[Exchange]) -> None:
         """Drops the views of texts that belong to none of these exchanges."""
-        kept = {exchange.number for exchange in exchanges}
-        self._kept = {place: exchange for place, exchange in self._kept.items() if place[0] in kept}
+        kept_numbers = {exchange.number for exchange in exchanges}
+        self._texts = {place: text for place, text in self._texts.items() if place[0] in kept_numbers}
 
-    def counted(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
+    def count_text(self, exchange: Exchange, side: Side, readings: Sequence[LiveReading]) -> ShownText:
         """Returns a text, with how much of it each reading has right."""
         length = len(exchange.answer) if side == "answer" else len(exchange.prompt) - exchange.repeated
-        text = self._kept.get((exchange.number, side))
+        text = self._texts.get((exchange.number, side))
         if text is None or text.length != length:  # a text grows, and never changes otherwise
-            text = self._kept[exchange.number, side] = self._text(getattr(exchange, side), length)
-        if text.hits.keys() != set(readings):
-            self.made += 1
-            true, ordinary = self.codec.inverse[text.ids], self.codec.inverse[text.ordinary]
-            text.hits = {reading: int((reading.table[text.ids] == true).sum()) for reading in readings}
-            text.right = {reading: int((reading.table[text.ordinary] == ordinary).sum()) for reading in readings}
+            text = self._texts[exchange.number, side] = self._new_text(getattr(exchange, side), length)
+        if text.hit_counts.keys() != set(readings):
+            self.work_count += 1
+            true_ids = self.codec.inverse
+            text.hit_counts = {reading: reading.right_count(text.ids, true_ids) for reading in readings}
+            text.right_counts = {reading: reading.right_count(text.ordinary, true_ids) for reading in readings}
         return text
 
-    def rendered(self, text: ShownText, reading: LiveReading | None) -> str:
-        if text.shown is None or text.shown[0] is not reading:
-            self.made += 1
-            text.shown = (reading, json.dumps(self._document(text, reading), ensure_ascii=False, separators=(",", ":")))
-        return text.shown[1]
+    def render(self, text: ShownText, reading: LiveReading | None) -> str:
+        if text.rendering is None or text.rendering[0] is not reading:
+            self.work_count += 1
+            document = self._document(text, reading)
+            text.rendering = (reading, json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+        return text.rendering[1]
 
-    def _text(self, ids: Sequence[int], length: int) -> ShownText:
-        self.made += 1
+    def _new_text(self, ids: Sequence[int], length: int) -> ShownText:
+        self.work_count += 1
         all_ids = np.asarray(ids, np.int64)
         known_ids = all_ids[(all_ids >= 0) & (all_ids < len(self.codec.inverse))]
         return ShownText(length, known_ids, known_ids[self.codec.visible[self.codec.inverse[known_ids]]])
@@ -115,40 +115,40 @@ class TextViews:
     def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
         shown_ids = text.ids[:TOKENS_SHOWN]
         return {
-            "client": self._as_written(shown_ids),
+            "client": self._written_text(shown_ids),
             "ids": shown_ids.tolist(),
-            "read": self._runs(shown_ids, reading),
+            "read": self._marked_runs(shown_ids, reading),
             "tokens": len(text.ordinary),
-            "right": 0 if reading is None else text.right[reading],
+            "right": 0 if reading is None else text.right_counts[reading],
             "more": len(text.ids) - len(shown_ids),
         }
 
-    def _as_written(self, ids: Any) -> str:
+    def _written_text(self, ids: Any) -> str:
         """Returns a text as its owner wrote it: the template's special tokens are left out, and roles are named."""
-        special = ~self.codec.visible[self.codec.inverse[ids]]
-        parts = [self.codec.decode(part, skip_special=True) for part in np.split(ids, np.flatnonzero(special))]
-        if not special.any():
+        is_special = ~self.codec.visible[self.codec.inverse[ids]]
+        parts = [self.codec.decode(part, skip_special=True) for part in np.split(ids, np.flatnonzero(is_special))]
+        if not is_special.any():
             return parts[0]
-        spoken = [ROLE.sub(lambda found: f"{found[1]}: ", f"{part.strip()}\n", count=1).strip() for part in parts]
-        return "\n".join(part for part in spoken if part and part.removesuffix(":").strip() not in ROLES)
+        spoken_parts = [ROLE.sub(lambda found: f"{found[1]}: ", f"{part.strip()}\n", count=1).strip() for part in parts]
+        return "\n".join(part for part in spoken_parts if part and part.removesuffix(":").strip() not in ROLES)
 
-    def _runs(self, ids: Any, reading: LiveReading | None) -> list[tuple[Mark, str]]:
+    def _marked_runs(self, ids: Any, reading: LiveReading | None) -> list[tuple[Mark, str]]:
         if reading is None:
             return []
-        true = self.codec.inverse[ids]
-        columns = (true.tolist(), reading.table[ids].tolist(), self.codec.visible[true].tolist())
-        marked = [self._mark(*run) for run in zip(*columns, strict=True)]
-        return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked, key=lambda one: one[0])]
+        true_ids = self.codec.inverse[ids]
+        columns = (true_ids.tolist(), reading.table[ids].tolist(), self.codec.visible[true_ids].tolist())
+        marked_tokens = [self._marked_token(*run) for run in zip(*columns, strict=True)]
+        return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked_tokens, key=itemgetter(0))]
 
-    def _mark(self, true: int, read: int, visible: bool) -> tuple[Mark, str]:
-        if not visible:
-            return "special", self.names[true]
-        if read == NO_BELIEF:
+    def _marked_token(self, true_id: int, guessed_id: int, is_visible: bool) -> tuple[Mark, str]:
+        if not is_visible:
+            return "special", self.names[true_id]
+        if guessed_id == NO_BELIEF:
             return "unread", UNREAD_SIGN
-        return ("right" if read == true else "wrong"), self.names[read]
+        return ("right" if guessed_id == true_id else "wrong"), self.names[guessed_id]
 
 
-Counted = list[tuple[Exchange, tuple[ShownText, ...]]]
+CountedExchanges = list[tuple[Exchange, tuple[ShownText, ...]]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class MonitorView:
     log: ExchangeLog
     attacker: LiveAttacker | None
     broken: str = ""
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # of tabs that ask at a time
+    _document_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # of tabs that ask at a time
 
     @cached_property
     def texts(self) -> TextViews:
@@ -171,7 +171,7 @@ class MonitorView:
 
         A version of another run returns all exchanges. What changes meanwhile comes with the next document.
         """
-        async with self._turn:
+        async with self._document_lock:
             await asyncio.to_thread(lambda: self.texts.names)
             return await self._document(since)
 
@@ -183,7 +183,7 @@ class MonitorView:
         self.texts.forget(exchanges)
         readings = [] if self.attacker is None else list(self.attacker.readings)
         counted_exchanges = await self._count(exchanges, readings)
-        reading = self._strongest([text for _, texts in counted_exchanges for text in texts], readings)
+        reading = self._strongest_reading([text for _, texts in counted_exchanges for text in texts], readings)
         upstream = self.backend.upstream
         figures = {
             "version": version,
@@ -191,8 +191,8 @@ class MonitorView:
             "engine": upstream.engine.name,
             "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
             "speed": next((exchange.speed for exchange in reversed(exchanges) if exchange.speed), 0.0),
-            "key": self._key(),
-            "attack": self._attack(reading, [text for _, texts in counted_exchanges for text in texts]),
+            "key": self._key_figures(),
+            "attack": self._attack_figures(reading, [text for _, texts in counted_exchanges for text in texts]),
             "count": log.count,
             "misspelt": self.backend.memory.misspelt,
             "kept": [exchange.number for exchange in exchanges],
@@ -200,73 +200,74 @@ class MonitorView:
         rendered = await self._render([pair for pair in counted_exchanges if pair[0].number in changed], reading)
         return f'{json.dumps(figures, ensure_ascii=False)[:-1]}, "exchanges": [{",".join(rendered)}]}}'
 
-    async def _count(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> Counted:
-        result: Counted = []
+    async def _count(self, exchanges: Sequence[Exchange], readings: Sequence[LiveReading]) -> CountedExchanges:
+        counted_exchanges: CountedExchanges = []
         for exchange in exchanges:
-            count = self.texts.made
-            result.append((exchange, tuple(self.texts.counted(exchange, side, readings) for side in SIDES)))
-            if self.texts.made > count:
+            count_before = self.texts.work_count
+            texts = tuple(self.texts.count_text(exchange, side, readings) for side in SIDES)
+            counted_exchanges.append((exchange, texts))
+            if self.texts.work_count > count_before:
                 await asyncio.sleep(0)
-        return result
+        return counted_exchanges
 
-    async def _render(self, counted_exchanges: Counted, reading: LiveReading | None) -> list[str]:
-        result = []
+    async def _render(self, counted_exchanges: CountedExchanges, reading: LiveReading | None) -> list[str]:
+        documents = []
         for exchange, texts in counted_exchanges:
             parts = [f'"number":{exchange.number},"repeated":{exchange.repeated}']
             for side, text in zip(SIDES, texts, strict=True):
-                count = self.texts.made
-                parts.append(f'"{side}":{self.texts.rendered(text, reading)}')
-                if self.texts.made > count:
+                count_before = self.texts.work_count
+                parts.append(f'"{side}":{self.texts.render(text, reading)}')
+                if self.texts.work_count > count_before:
                     await asyncio.sleep(0)
-            result.append("{" + ",".join(parts) + "}")
-        return result
+            documents.append("{" + ",".join(parts) + "}")
+        return documents
 
-    def _strongest(self, texts: Sequence[ShownText], readings: Sequence[LiveReading]) -> LiveReading | None:
+    def _strongest_reading(self, texts: Sequence[ShownText], readings: Sequence[LiveReading]) -> LiveReading | None:
         """Returns the reading that is right most often of what was sent, or of the vocabulary if nothing was."""
         if self.attacker is None:
             return None
         if not any(len(text.ids) for text in texts):
             return self.attacker.strongest(readings)
-        return max(readings, key=lambda one: sum(text.hits[one] for text in texts), default=None)
+        return max(readings, key=lambda reading: sum(text.hit_counts[reading] for text in texts), default=None)
 
-    def _attack(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
+    def _attack_figures(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
         """Returns the figures of the attack: how many ordinary tokens are kept, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off", "broken": self.broken}
-        tokens = sum(len(text.ordinary) for text in texts)
-        right_count = 0 if reading is None else sum(text.right[reading] for text in texts)
+        token_count = sum(len(text.ordinary) for text in texts)
+        right_count = 0 if reading is None else sum(text.right_counts[reading] for text in texts)
         return {
             "state": self.attacker.state,
-            "level": "" if reading is None else level_shown(self.attacker.state, right_count, tokens),
+            "level": "" if reading is None else banner_level(self.attacker.state, right_count, token_count),
             "reason": self.attacker.reason,
             "trouble": self.attacker.trouble,
             "broken": self.broken,
             "left": self.attacker.left(),
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.cut,
-            "tokens": tokens,
+            "tokens": token_count,
             "right": right_count,
         }
 
-    def _key(self) -> dict[str, Any]:
+    def _key_figures(self) -> dict[str, Any]:
         record = usage.read(self.key)
         last_audit = record.audits[-1] if record.audits else None
         return {
             "texts": record.texts,
             "tokens": record.tokens,
             "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed()],
-            "audit": None if last_audit is None else {**last_audit, "verdict": _label(last_audit)},
+            "audit": None if last_audit is None else {**last_audit, "verdict": _verdict_label(last_audit)},
         }
 
 
-def level_shown(state: State, right: int, tokens: int) -> str:
+def banner_level(state: State, right_count: int, token_count: int) -> str:
     """Returns the beginning of the banner, given the right tokens of the strongest reading; "" if it is too early."""
-    if not tokens or (not right and state == "working"):
+    if not token_count or (not right_count and state == "working"):
         return ""
-    return LABELS[level_of(right / tokens)] if right else NOTHING_READ
+    return LABELS[level_of(right_count / token_count)] if right_count else NOTHING_READ
 
 
-def _label(audit: Any) -> str:
+def _verdict_label(audit: Any) -> str:
     """Returns the verdict of an audit by the content tokens that it read, in the words of the audit's own page."""
     share = audit["tokens"] if audit["content"] is None else audit["content"]
     return LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]

@@ -24,7 +24,7 @@ from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, Resp
 from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
 from milkglass.proxy.guard import LocalGuard
 from milkglass.proxy.responses import ResponseExchange
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
@@ -94,7 +94,7 @@ async def _respond(
     answer = await asyncio.to_thread(make) if is_long else make()
     if stream:
         return EventStream(_stream(answer, done_event), lambda: None)
-    document = await first(answer.response(), disconnect(request))
+    document = await unless_gone(answer.response(), disconnect(request))
     return GONE if document is None else JSONResponse(document)
 
 
@@ -106,16 +106,16 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
             async for document in events:
                 sequence_number += 1
                 text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-                yield event(text, None if done_event else document["type"])
+                yield sse_event(text, None if done_event else document["type"])
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
         error_body = refusals.of_any(error)
         numbered = {name: error_body["error"][name] for name in ("message", "code")}
         numbered |= {"type": "error", "sequence_number": sequence_number, "param": None}
-        yield event(error_body) if done_event else event({**numbered, **error_body}, "error")
+        yield sse_event(error_body) if done_event else sse_event({**numbered, **error_body}, "error")
     if done_event:
-        yield event("[DONE]")
+        yield sse_event("[DONE]")
 
 
 @router.get("/health")
@@ -164,5 +164,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    document = await first(embed(_backends(request).of(body.model), body), disconnect(request))
+    document = await unless_gone(embed(_backends(request).of(body.model), body), disconnect(request))
     return GONE if document is None else JSONResponse(document)

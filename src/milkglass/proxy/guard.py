@@ -80,7 +80,7 @@ class LocalGuard:
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not has_begun:
-                await errors.internal()(scope, receive, send)
+                await errors.internal_error_response()(scope, receive, send)
         finally:
             body.release()
 

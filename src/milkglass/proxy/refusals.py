@@ -38,7 +38,9 @@ def install(app: FastAPI) -> None:
             return respond(gateway(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
-        return JSONResponse(_join_hint(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
+        return JSONResponse(
+            _join_hint(errors.error_json(status, message, f"http_{status}", hint)), status, error.headers
+        )
 
     app.add_exception_handler(MilkglassError, on_known)
     app.add_exception_handler(HTTPException, on_http)
@@ -57,7 +59,7 @@ def of_any(error: Exception) -> dict[str, Any]:
     if isinstance(error, MilkglassError):
         return body(gateway(error))
     return _join_hint(
-        errors.body(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
+        errors.error_json(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
     )
 
 

@@ -20,7 +20,7 @@ from milkglass.proxy.app import PageRoutes, create_app
 from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
 from milkglass.proxy.observe import Observer, Observers, UsageCount
 from milkglass.server import logs
-from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed, listen, url_of
+from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed_limits, listen, url_of
 from milkglass.server.settings import Limits
 
 LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
@@ -68,7 +68,7 @@ def run(
     Raises UsageError if the address cannot be used. See `all_connected` for the rest.
     """
     logs.configure(logging.WARNING)
-    limits = allowed(address)
+    limits = allowed_limits(address)
     listener = listen(address, limits)
     counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 

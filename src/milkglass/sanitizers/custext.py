@@ -48,29 +48,29 @@ class WordGroups:
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[WordGroups, bool]:
         """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache."""
-        keep = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
+        cache = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
 
         def is_valid(arrays: Arrays) -> bool:
-            one = cls(**arrays)
-            fits = one.group.shape == (len(vectors),) and one.scores.shape == (len(vectors), one.width)
-            return fits and bool(np.array_equal(np.sort(one.members[one.members >= 0]), order))
+            groups = cls(**arrays)
+            fits = groups.group.shape == (len(vectors),) and groups.scores.shape == (len(vectors), groups.width)
+            return fits and bool(np.array_equal(np.sort(groups.members[groups.members >= 0]), order))
 
-        arrays = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
-        return cls(**arrays), keep.reused
+        arrays = cache(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
+        return cls(**arrays), cache.reused
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
         """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on."""
-        result = groups(vectors, order, k, metric, progress)
-        width = max(len(one) for one in result)
-        group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
+        rows_by_group = groups(vectors, order, k, metric, progress)
+        width = max(len(row) for row in rows_by_group)
+        group, members = np.empty(len(vectors), np.int64), np.full((len(rows_by_group), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
         rows = directions(vectors) if metric == "cosine" else vectors
-        for number, row in enumerate(result):
+        for number, row in enumerate(rows_by_group):
             group[row], members[number, : len(row)] = number, row
-            scores[row, : len(row)] = normalised(_all_pairs(rows[row].astype(np.float64), metric))
+            scores[row, : len(row)] = normalised(_similarities(rows[row].astype(np.float64), metric))
         return cls(group, members, scores)
 
     @property
@@ -78,19 +78,19 @@ class WordGroups:
         return int(self.members.shape[1])
 
 
-def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
+def _similarities(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
     """Returns (k, k) similarities. Each word has the greatest similarity to itself, even without a direction."""
-    result = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
-    np.fill_diagonal(result, 1.0 if metric == "cosine" else 0.0)
-    return result
+    similarities = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
+    np.fill_diagonal(similarities, 1.0 if metric == "cosine" else 0.0)
+    return similarities
 
 
 def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
     """Returns each row scaled to 0 to 1, or 0 if its values differ by rounding errors only."""
     similarity = similarity.astype(np.float64)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
-    flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))
-    return np.where(flat, 0, (similarity - low) / np.where(flat, 1, high - low))
+    is_flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))
+    return np.where(is_flat, 0, (similarity - low) / np.where(is_flat, 1, high - low))
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +136,9 @@ class CusText(Sanitizer):
         return replace(self, given_lists=lists), reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        known = np.maximum(places, 0)
-        result = self.lists.members[self.lists.group[known], selection.choose(self.cumulative[known], stream)]
-        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
+        rows = np.maximum(places, 0)
+        substitutes = self.lists.members[self.lists.group[rows], selection.choose(self.cumulative[rows], stream)]
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
     @cached_property
     def lists(self) -> WordGroups:

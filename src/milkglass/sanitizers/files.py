@@ -65,19 +65,19 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (n,) how often a file's texts have each word, or token, of the reader's table."""
     counts = np.zeros(len(reader.table), np.int64)
-    for block, result in ordered(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
-        counts += result
+    for block, block_counts in in_order(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
+        counts += block_counts
         progress(block.size)
     return counts
 
 
 @dataclass
 class FileReport:
-    """What a run did, with the fields of rows that are unchanged in `left`."""
+    """What a run did, with the fields of rows that are unchanged in `unchanged_fields`."""
 
     rows: int = 0
     tally: WordTally = field(default_factory=WordTally)
-    left: set[str] = field(default_factory=set)
+    unchanged_fields: set[str] = field(default_factory=set)
 
 
 def sanitize_file(
@@ -93,55 +93,57 @@ def sanitize_file(
     require_free(out)
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
-    working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
+    work = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
     totals = FileReport()
-    with appearing(out) as file:
+    with new_file(out) as file:
         file.write(shape.head())
-        for block, (text, tally, missing_names) in ordered(working, blocks_of(source, shape), workers):
+        for block, (text, tally, missing_names) in in_order(work, blocks_of(source, shape), workers):
             file.write(text)
             totals.rows += len(block.raw)
             totals.tally.add(tally)
-            totals.left |= missing_names
+            totals.unchanged_fields |= missing_names
             progress(block.size)
-        report = document(sanitizer, totals, about, seed is not None)
-        with appearing(report_path(out)) as report_file:
+        report = report_document(sanitizer, totals, about, seed is not None)
+        with new_file(report_path(out)) as report_file:
             report_file.write(json.dumps(report, indent=2) + "\n")
     return report
 
 
-def document(sanitizer: FileSanitizer, report: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
+def report_document(
+    sanitizer: FileSanitizer, report: FileReport, about: dict[str, Any], seeded: bool
+) -> dict[str, Any]:
     """Returns the report. It contains no text and no seed."""
     table = sanitizer.sanitizer.table
     return {
         **about,
-        "guarantee": promised(sanitizer.guarantee, seeded),
+        "guarantee": guarantee_in_words(sanitizer.guarantee, seeded),
         "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
         "seed_given": seeded,
         "rows": report.rows,
         "texts": report.tally.texts,
         **({"by": "tokens"} if isinstance(sanitizer.reader, TokenReader) else {}),
         "words": report.tally.document(),
-        "fields_left_as_they_are": sorted(report.left),
+        "fields_left_as_they_are": sorted(report.unchanged_fields),
     }
 
 
-def promised(guarantee: str | None, seeded: bool) -> str | None:
+def guarantee_in_words(guarantee: str | None, seeded: bool) -> str | None:
     """Returns the guarantee. A seed that a person chose can be guessed, and whoever has it can repeat the draws."""
     return f"{guarantee}, against anyone who cannot guess the seed" if guarantee and seeded else guarantee
 
 
-def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
+def method_document(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
     """Returns what a report says about a method.
 
     Frequencies were counted in `counted`. None: a list of English words has them, if the method needs any.
     """
-    listed = {"frequencies": LIST_NAME} if method.needs_counts else {}
-    return {**method.document(), **(listed if counted is None else {"frequencies_counted": True})}
+    frequency_source = {"frequencies": LIST_NAME} if method.needs_counts else {}
+    return {**method.document(), **(frequency_source if counted is None else {"frequencies_counted": True})}
 
 
 # --- in workers -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class _Working:
+class _BlockSanitizer:
     sanitizer: FileSanitizer
     shape: FileShape
     seed: int = field(repr=False)
@@ -166,7 +168,7 @@ def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.i
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[IO[str]]:
+def new_file(out: Path) -> Iterator[IO[str]]:
     """Yields a file that appears under its name when it is complete. Raises UsageError if the name is taken by then."""
     try:
         with atomic_write(out, replace=False, newline="") as file:
@@ -180,18 +182,18 @@ def appearing(out: Path) -> Iterator[IO[str]]:
 # the random state of libraries, and locks. What is done must depend on the block alone.
 Result = TypeVar("Result")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_DO: list[Callable[[Block], Any]] = []  # of a worker process, set once
+_WORK: list[Callable[[Block], Any]] = []  # of a worker process, set once
 
 
-def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
-    """Yields each block with do(block), in order. `do` is copied to each worker once.
+def in_order(work: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
+    """Yields each block with work(block), in order. `work` is copied to each worker once.
 
     With 0 workers it works in this process. One worker is also a process: all workers compute with equally many
     threads, on which the last bits of a matrix product depend.
     """
     if not workers:
         for block in blocks:
-            yield block, do(block)
+            yield block, work(block)
         return
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -200,11 +202,11 @@ def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int
     pending: deque[tuple[Block, Future[Result]]] = deque()
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(do,)) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker, initargs=(work,)) as pool,
     ):
         try:
             for block in blocks:
-                pending.append((block, pool.submit(_do, block)))
+                pending.append((block, pool.submit(_work_on, block)))
                 if len(pending) > 2 * workers:
                     oldest, future = pending.popleft()
                     yield oldest, future.result()
@@ -219,23 +221,23 @@ def ordered(do: Callable[[Block], Result], blocks: Iterable[Block], workers: int
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(do: Callable[[Block], Any]) -> None:
+def _begin_worker(work: Callable[[Block], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits for us
     keep_private()
-    _DO[:] = [do]
+    _WORK[:] = [work]
 
 
-def _do(block: Block) -> Any:
-    return _DO[0](block)
+def _work_on(block: Block) -> Any:
+    return _WORK[0](block)
 
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Makes processes that start inside compute with one thread, unless the user says otherwise."""
-    added = [name for name in THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
+    added_names = [name for name in THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(added_names, "1"))
     try:
         yield
     finally:
-        for name in added:
+        for name in added_names:
             os.environ.pop(name, None)

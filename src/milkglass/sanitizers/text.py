@@ -22,7 +22,7 @@ from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers import word_list, words
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.table import Ids, Mask, WordVectors, opened, table_of
+from milkglass.sanitizers.table import Ids, Mask, WordVectors, open_table, table_of
 from milkglass.sanitizers.word_list import token_counts
 from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
 
@@ -93,8 +93,8 @@ class WordReader:
         """Returns what is between words at even places, and words at odd ones."""
         return self._pattern.split(text)
 
-    def codes(self, found: Sequence[str]) -> Ids:
-        return np.fromiter(map(self.lookup.__getitem__, found), np.int64, len(found))
+    def codes(self, found_words: Sequence[str]) -> Ids:
+        return np.fromiter(map(self.lookup.__getitem__, found_words), np.int64, len(found_words))
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""
@@ -104,7 +104,7 @@ class WordReader:
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
-        for word, share in word_list.english().items():
+        for word, share in word_list.english_frequencies().items():
             for spelled, part in ((word, 1 - word_list.CAPITAL_SHARE), (word.capitalize(), word_list.CAPITAL_SHARE)):
                 codes = self.codes(self.split(spelled)[1::2])
                 np.add.at(counts, codes[codes >= 0], share * part * word_list.RUNNING_WORDS)
@@ -117,8 +117,8 @@ class WordReader:
 
     @cached_property
     def lookup(self) -> Lookup:
-        kept = {word: number for number, word in enumerate(self.kept)}
-        return Lookup(self.rows, kept, stem) if self.splitting == "whole" else Lookup(self.rows, kept)
+        kept_numbers = {word: number for number, word in enumerate(self.kept)}
+        return Lookup(self.rows, kept_numbers, stem) if self.splitting == "whole" else Lookup(self.rows, kept_numbers)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -136,8 +136,8 @@ class TextSanitizer:
 
     def __post_init__(self) -> None:
         is_word = is_whole_word if self.splitting == "whole" else words.is_word
-        if bad := sum(not is_word(word) for word in self.allow):
-            raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
+        if bad_count := sum(not is_word(word) for word in self.allow):
+            raise UsageError(f"{bad_count} of the allowed words are not one word each", "allow single words")
 
     def text(self, text: str, stream: Stream) -> str:
         return self.texts([text], stream)[0]
@@ -151,30 +151,30 @@ class TextSanitizer:
     ) -> list[tuple[list[str], list[str]]]:
         """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
         parts = [self.reader.split(text) for text in texts]
-        result = [word for part in parts for word in part[1::2]]
-        codes = self.reader.codes(result)
-        free = codes > KEPT
-        drawn = np.zeros(len(codes), np.bool_)
+        original = [word for part in parts for word in part[1::2]]
+        codes = self.reader.codes(original)
+        is_free = codes > KEPT
+        is_drawn = np.zeros(len(codes), np.bool_)
         after = codes.copy()
-        after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), stream)
+        after[is_free], is_drawn[is_free] = self.sanitizer.replaced(np.maximum(codes[is_free], UNKNOWN), stream)
         spelled, kept = self.sanitizer.table.words, self.reader.kept
         out = [spelled[row] if row >= 0 else kept[KEPT - row] for row in after.tolist()]
         if tally is not None:
             tally.texts += len(texts)
-            self._count(tally, codes, drawn, self._is_changed(codes, after, drawn, result, out))
+            self._count(tally, codes, is_drawn, self._is_changed(codes, after, is_drawn, original, out))
         ready = iter(out)
         return [(part, _replace_parts(part, ready)) for part in parts]
 
     @property
     def guarantee(self) -> str | None:
         """Returns the mechanism's guarantee. None: nothing is promised for any word."""
-        result = self.sanitizer.guarantee
-        return f"{result}; words that are kept have none" if result and self.reader.kept else result
+        guarantee = self.sanitizer.guarantee
+        return f"{guarantee}; words that are kept have none" if guarantee and self.reader.kept else guarantee
 
     @cached_property
     def reader(self) -> WordReader:
-        kept = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
-        return WordReader(self.sanitizer.table, tuple(sorted(kept)), self.splitting)
+        kept_words = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
+        return WordReader(self.sanitizer.table, tuple(sorted(kept_words)), self.splitting)
 
     @property
     def _stopwords(self) -> frozenset[str]:
@@ -184,47 +184,47 @@ class TextSanitizer:
     def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, original: list[str], out: list[str]) -> Mask:
         """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
         changed = drawn & (after != codes)
-        for at in np.flatnonzero(codes == NUMBER):
-            changed[at] = original[at].lower() != out[at].lower()
+        for place in np.flatnonzero(codes == NUMBER):
+            changed[place] = original[place].lower() != out[place].lower()
         return changed
 
     def _count(self, tally: WordTally, codes: Ids, drawn: Mask, changed: Mask) -> None:
-        kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], OTHER_CLASS)
-        kinds[codes == UNKNOWN] = UNKNOWN_CLASS
-        kinds[codes == NUMBER] = NUMBER_CLASS
+        classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], OTHER_CLASS)
+        classes[codes == UNKNOWN] = UNKNOWN_CLASS
+        classes[codes == NUMBER] = NUMBER_CLASS
         is_kept = codes <= KEPT
-        kinds[is_kept] = self._kept_kinds[KEPT - codes[is_kept]]
-        tally.words += np.bincount(kinds, minlength=len(CLASSES))
-        tally.drawn += np.bincount(kinds[drawn], minlength=len(CLASSES))
-        tally.replaced += np.bincount(kinds[changed], minlength=len(CLASSES))
+        classes[is_kept] = self._kept_classes[KEPT - codes[is_kept]]
+        tally.words += np.bincount(classes, minlength=len(CLASSES))
+        tally.drawn += np.bincount(classes[drawn], minlength=len(CLASSES))
+        tally.replaced += np.bincount(classes[changed], minlength=len(CLASSES))
 
     @cached_property
-    def _kinds(self) -> NDArray[np.int64]:
+    def _row_classes(self) -> NDArray[np.int64]:
         """Returns (n,) the class of each row of the table."""
         sensitive = self.sanitizer.sensitivity()
-        result = np.full(len(self.sanitizer.table), OTHER_CLASS)
+        classes = np.full(len(self.sanitizer.table), OTHER_CLASS)
         if sensitive is not None:
-            result[sensitive] = SENSITIVE_CLASS
-        result[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
-        return result
+            classes[sensitive] = SENSITIVE_CLASS
+        classes[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
+        return classes
 
     @cached_property
-    def _kept_kinds(self) -> NDArray[np.int64]:
+    def _kept_classes(self) -> NDArray[np.int64]:
         """Returns (kept,) the class that a kept word would have had."""
         codes = WordReader(self.sanitizer.table, splitting=self.splitting).codes(self.reader.kept)
-        kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], UNKNOWN_CLASS)
-        kinds[codes == NUMBER] = NUMBER_CLASS
-        kinds[[word in self._stopwords for word in self.reader.kept]] = STOPWORD_CLASS
-        return kinds
+        classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], UNKNOWN_CLASS)
+        classes[codes == NUMBER] = NUMBER_CLASS
+        classes[[word in self._stopwords for word in self.reader.kept]] = STOPWORD_CLASS
+        return classes
 
 
 def _replace_parts(parts: list[str], ready: Iterator[str]) -> list[str]:
     """Replaces the odd parts by the next ready words."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2
-    for at in range(1, len(parts), 2):
+    for place in range(1, len(parts), 2):
         out.append(next(ready))
-        out.append(words.plain_space(parts[at + 1]) if parts[at + 1] or at == last else " ")
+        out.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last else " ")
     return out
 
 
@@ -237,7 +237,7 @@ class TokenReader:
 
     @classmethod
     def of_model(cls, folder: Path, name: str) -> TokenReader:
-        tokenizer, vectors = opened(folder)
+        tokenizer, vectors = open_table(folder)
         return cls(table_of(tokenizer, vectors, name), tokenizer)
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:
@@ -249,8 +249,8 @@ class TokenReader:
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""
-        every = [np.zeros(0, np.int64), *self.ids(list(texts))]
-        return np.bincount(np.concatenate(every), minlength=len(self.table))
+        id_arrays = [np.zeros(0, np.int64), *self.ids(list(texts))]
+        return np.bincount(np.concatenate(id_arrays), minlength=len(self.table))
 
     def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
@@ -291,9 +291,9 @@ class TokenTextSanitizer:
     ) -> None:
         """Counts tokens as sensitive or other; the other classes of the tally are for words."""
         sensitive = self.sanitizer.sensitivity()
-        kinds = np.full(len(ids), OTHER_CLASS)
+        classes = np.full(len(ids), OTHER_CLASS)
         if sensitive is not None:
-            kinds[sensitive[ids]] = SENSITIVE_CLASS
+            classes[sensitive[ids]] = SENSITIVE_CLASS
         tally.texts += texts
-        for counted, which in ((tally.words, slice(None)), (tally.drawn, drawn), (tally.replaced, changed)):
-            counted += np.bincount(kinds[which], minlength=len(counted))
+        for counted, mask in ((tally.words, slice(None)), (tally.drawn, drawn), (tally.replaced, changed)):
+            counted += np.bincount(classes[mask], minlength=len(counted))

@@ -40,7 +40,7 @@ BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no 
 
 
 @cache
-def english() -> dict[str, float]:
+def english_frequencies() -> dict[str, float]:
     """Returns the frequency of each word in lower case per running word, most frequent first."""
     from wordfreq import get_frequency_dict
 
@@ -74,19 +74,19 @@ def token_counts(
 
 
 def _count(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
-    result = np.zeros(rows)
-    all_words, share_of = list(english()), np.array(list(english().values()))
+    frequencies = np.zeros(rows)
+    all_words, share_of = list(english_frequencies()), np.array(list(english_frequencies().values()))
     for start in range(0, len(all_words), WORDS_AT_A_TIME):
         words, shares = all_words[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
         for ids, weight in _spellings(tokenizer, words):
             mass = np.repeat(shares * weight, ids.lengths)
-            result += np.bincount(ids.ids, mass, minlength=rows)[:rows]
+            frequencies += np.bincount(ids.ids, mass, minlength=rows)[:rows]
         progress(len(words))
     size = min(len(tokenizer), rows)
     tokens = tokenizer.convert_ids_to_tokens(range(size))
     blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
-    result[:size][[token is None or is_spelling_piece(token, blanks) for token in tokens]] = 0
-    return np.ceil(result * RUNNING_WORDS).astype(np.int64)
+    frequencies[:size][[token is None or is_spelling_piece(token, blanks) for token in tokens]] = 0
+    return np.ceil(frequencies * RUNNING_WORDS).astype(np.int64)
 
 
 def is_spelling_piece(token: str, blanks: bool) -> bool:
@@ -98,7 +98,7 @@ def is_spelling_piece(token: str, blanks: bool) -> bool:
         return True
     letters = token.removeprefix(CONTINUATION).lstrip(BLANKS)
     begins_word = token[:1] in BLANKS if blanks else not token.startswith(CONTINUATION)
-    return len(letters) == 1 and not (begins_word and letters.lower() in english())
+    return len(letters) == 1 and not (begins_word and letters.lower() in english_frequencies())
 
 
 def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
@@ -109,11 +109,11 @@ def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, fl
         yield Sequences.of(_ids(tokenizer, spelled)), share * START_SHARE
         # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
         in_context = _ids(tokenizer, [f"{CONTEXT_WORD} {word}" for word in spelled])
-        tokens = [one[len(context) :] if one[: len(context)] == context else one for one in in_context]
+        tokens = [ids[len(context) :] if ids[: len(context)] == context else ids for ids in in_context]
         yield Sequences.of(tokens), share * (1 - START_SHARE)
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     batch = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)
-    result: list[list[int]] = batch["input_ids"]
-    return result
+    id_lists: list[list[int]] = batch["input_ids"]
+    return id_lists

@@ -40,18 +40,19 @@ _AUXILIARIES = """
 is are was were have has had do does did would should could might must need ca wo sha
 """
 CONTRACTED = frozenset(
-    [one + ending for one in _SUBJECTS.split() for ending in ENDINGS] + [f"{one}n't" for one in _AUXILIARIES.split()]
+    [word + ending for word in _SUBJECTS.split() for ending in ENDINGS]
+    + [f"{word}n't" for word in _AUXILIARIES.split()]
 )
 
 
-def passes(character: str) -> bool:
+def is_kept(character: str) -> bool:
     return character in ASCII or character.isspace() or unicodedata.category(character).startswith("P")
 
 
 @cache
-def between() -> str:
+def kept_characters() -> str:
     """Returns every character that is kept, for a character class of a regular expression."""
-    return re.escape("".join(c for c in map(chr, range(MAX_PUNCTUATION)) if passes(c)))
+    return re.escape("".join(c for c in map(chr, range(MAX_PUNCTUATION)) if is_kept(c)))
 
 
 @cache
@@ -60,7 +61,7 @@ def pattern(contractions: bool) -> re.Pattern[str]:
 
     With `contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
     """
-    letter = f"[^{between()}]"
+    letter = f"[^{kept_characters()}]"
     if not contractions:
         return re.compile(f"({letter}+)")
     end, tick = f"(?!{letter})", "['\u2019]"
@@ -69,13 +70,13 @@ def pattern(contractions: bool) -> re.Pattern[str]:
 
 
 def is_word(text: str) -> bool:
-    return text in CONTRACTIONS or bool(text) and not any(passes(c) for c in text)
+    return text in CONTRACTIONS or bool(text) and not any(is_kept(c) for c in text)
 
 
 @cache
 def whole_pattern() -> re.Pattern[str]:
     """Returns a pattern whose `split` gives what is between words at even places and words at odd ones."""
-    letter = f"[^{between()}]"
+    letter = f"[^{kept_characters()}]"
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
     handle = f"(?<=[@#])(?:{letter}|_)+"
@@ -138,8 +139,8 @@ class Lookup(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) >= REMEMBERED_WORDS:
             self.clear()
-        self[word] = result = self._find(word)
-        return result
+        self[word] = code = self._find(word)
+        return code
 
     def _find(self, word: str) -> int:
         for spelling in spellings(word):
@@ -147,7 +148,7 @@ class Lookup(dict[str, int]):
                 return KEPT - self.kept[spelling]
         if is_number(word):
             return NUMBER
-        row = next((self.rows[one] for one in spellings(word) if one in self.rows), None)
+        row = next((self.rows[spelled] for spelled in spellings(word) if spelled in self.rows), None)
         if row is None and (shorter := self.stem(word)) is not None:
-            row = next((self.rows[one] for one in spellings(shorter) if one in self.rows), None)
+            row = next((self.rows[spelled] for spelled in spellings(shorter) if spelled in self.rows), None)
         return UNKNOWN if row is None else row

@@ -39,7 +39,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: body_rule(settings, scope),
-        most_held=settings.max_held,
+        max_held=settings.max_held,
         limits=settings.connections,
     )
     app.state.token = token
@@ -51,8 +51,8 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
     chunk = path.startswith("/v1/uploads/") and method == "PUT"
     form = path == "/v1/files" and method == "POST"
     if chunk or form:
-        return BodyRule(settings.max_body, held=False)  # both go to the disk as they come
-    return BodyRule(settings.max_json, held=True)
+        return BodyRule(settings.max_body, in_memory=False)  # both go to the disk as they come
+    return BodyRule(settings.max_json, in_memory=True)
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:

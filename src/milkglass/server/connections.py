@@ -30,7 +30,7 @@ from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
-NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Phase(enum.Enum):
@@ -58,17 +58,17 @@ class ServerConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._limits, self._on_lost = limits, on_lost
-        self.answered = False
+        self.has_answered = False
         self._phase: Phase | None = None  # as `check` last saw it; None: one has begun since
         self._since = self.loop.time()
         self._received = 0  # bytes, in all
-        self._mark = 0  # of these at the start of the window
+        self._received_at_start = 0  # of these at the start of the window
         self._unread: int | None = None  # bytes that waited to be read at the start of the window; None: no window
         self._unread_since = 0.0
         self._upgraded = False
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Returns whether closing the connection would lose no work: no request is in progress."""
         return self._current_phase() in (Phase.HEAD, Phase.LINGER)
 
@@ -77,7 +77,7 @@ class ServerConnection(H11Protocol):
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self.answered = True
+        self.has_answered = True
         self._phase = None  # a request that came and was answered between two checks
         super().on_response_complete()
 
@@ -95,18 +95,18 @@ class ServerConnection(H11Protocol):
         That protocol must report when the connection is gone, and must not answer pings while the peer reads nothing,
         since the answers would fill the memory.
         """
-        self._upgraded = self.answered = True
+        self._upgraded = self.has_answered = True
         super().handle_websocket_upgrade(event)
         successor: Any = self.transport.get_protocol()
-        lost, pinged = successor.connection_lost, successor.handle_ping
+        on_connection_lost, on_ping = successor.connection_lost, successor.handle_ping
 
         def connection_lost(exc: Exception | None) -> None:
-            lost(exc)
+            on_connection_lost(exc)
             self._on_lost()
 
         def handle_ping() -> None:
             if successor.writable.is_set():
-                pinged()
+                on_ping()
             else:
                 successor.conn.data_to_send()  # taken out and dropped: the answers that are due
 
@@ -115,12 +115,12 @@ class ServerConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not HTTP. If an answer has begun, or has no body (HEAD), it closes the connection."""
         cycle = self.cycle
-        running = cycle is not None and not cycle.response_complete
-        if running:
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering:
             cycle.disconnected = True  # its own answer would come after ours
             cycle.message_event.set()
-        silent = running and (cycle.response_started or self.scope["method"] == "HEAD")
-        if silent or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        must_stay_silent = is_answering and (cycle.response_started or self.scope["method"] == "HEAD")
+        if must_stay_silent or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
         else:
             super().send_400_response(msg)
@@ -130,15 +130,15 @@ class ServerConnection(H11Protocol):
 
     def check(self, now: float) -> str | None:
         """Closes the connection if a deadline has passed, and returns which one in words."""
-        late = self._late(now)
-        if late:
+        deadline = self._missed_deadline(now)
+        if deadline:
             self.transport.abort()
-        return late
+        return deadline
 
-    def _late(self, now: float) -> str | None:
+    def _missed_deadline(self, now: float) -> str | None:
         phase = self._current_phase()
         if phase is not self._phase:
-            self._phase, self._since, self._mark = phase, now, self._received
+            self._phase, self._since, self._received_at_start = phase, now, self._received
         if self._is_unread(now):
             return "an answer was not read"
         seconds = now - self._since
@@ -165,13 +165,13 @@ class ServerConnection(H11Protocol):
     def _is_stalled(self, now: float) -> bool:
         """Returns whether the body arrives too slowly. Time in which the server does not read is not counted."""
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            self._since, self._mark = now, self._received
+            self._since, self._received_at_start = now, self._received
             return False
         if now - self._since < self._limits.window:
             return False
-        late = self._received - self._mark < self._limits.body_rate * (now - self._since)
-        self._since, self._mark = now, self._received
-        return late
+        is_late = self._received - self._received_at_start < self._limits.body_rate * (now - self._since)
+        self._since, self._received_at_start = now, self._received
+        return is_late
 
     def _is_unread(self, now: float) -> bool:
         """Returns whether sent bytes wait, here or in the kernel, and the peer reads too few of them.
@@ -183,25 +183,25 @@ class ServerConnection(H11Protocol):
         if not unsent or (has_more and not self.flow.write_paused):
             self._unread = None
             return False
-        unsent += self._in_kernel()
+        unsent += self._unacknowledged_bytes()
         if self._unread is None or unsent > self._unread:
             self._unread, self._unread_since = unsent, now
         if now - self._unread_since < self._limits.window:
             return False
-        late = self._unread - unsent < self._limits.send_rate * (now - self._unread_since)
+        is_late = self._unread - unsent < self._limits.send_rate * (now - self._unread_since)
         self._unread, self._unread_since = unsent, now
-        return late
+        return is_late
 
-    def _in_kernel(self) -> int:
+    def _unacknowledged_bytes(self) -> int:
         """Returns how many bytes the peer has not acknowledged."""
-        file = self.transport.get_extra_info("socket")
-        if file is None or file.fileno() < 0:
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
             return 0
         try:
-            raw = fcntl.ioctl(file.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+            packed_count = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
         except OSError:
             return 0  # a system that does not say so of sockets: what waits here counts alone
-        return int(struct.unpack("i", raw)[0])
+        return int(struct.unpack("i", packed_count)[0])
 
 
 @final
@@ -214,12 +214,12 @@ class ClientConnection:
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def idle(self) -> bool:
-        return self.protocol is None or self.protocol.idle
+    def is_idle(self) -> bool:
+        return self.protocol is None or self.protocol.is_idle
 
     @property
-    def answered(self) -> bool:
-        return self.protocol is not None and self.protocol.answered
+    def has_answered(self) -> bool:
+        return self.protocol is not None and self.protocol.has_answered
 
     def close(self) -> None:
         if self.protocol is not None:
@@ -230,18 +230,21 @@ class ClientConnection:
 
 @final
 class Acceptor:
-    """Accepts connections from `start` to `close`. `make` gets what a protocol calls when its connection is gone."""
+    """Accepts connections from `start` to `close`.
+
+    `make_protocol` receives the function that a protocol calls when its connection is gone.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
-        make: Callable[[Callable[[], None]], ServerConnection],
+        make_protocol: Callable[[Callable[[], None]], ServerConnection],
         limits: Limits,
-        context: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._listener, self._make, self._limits, self._context = listener, make, limits, context
+        self._listener, self._make_protocol, self._limits, self._tls = listener, make_protocol, limits, tls
         self._connections: dict[ClientConnection, None] = {}  # the oldest first
-        self._of: Counter[str] = Counter()  # clients of each address
+        self._count_by_address: Counter[str] = Counter()  # clients of each address
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -249,7 +252,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept()), loop.create_task(self._watch())]
         for task in self._tasks:
-            task.add_done_callback(_report)
+            task.add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Stops accepting connections. Those whose handshake is done stay."""
@@ -272,7 +275,7 @@ class Acceptor:
             try:
                 connection, address = await loop.sock_accept(self._listener)
             except OSError as error:
-                if error.errno in NO_FILES:
+                if error.errno in OUT_OF_RESOURCES:
                     log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
                     self._close_oldest(None)
                 if error.errno != errno.ECONNABORTED:  # any other may last, and must not keep the loop busy
@@ -288,33 +291,33 @@ class Acceptor:
             return
         client = ClientConnection(address)
         self._connections[client] = None
-        self._of[address] += 1
+        self._count_by_address[address] += 1
         client.task = asyncio.get_running_loop().create_task(self._connect(connection, client))
 
     def _make_room(self, address: str) -> bool:
-        extra = self._limits.reserved if is_loopback(address) else 0
-        if self._of[address] >= self._limits.per_address + extra and not self._close_oldest(address):
+        reserved = self._limits.reserved if is_loopback(address) else 0
+        if self._count_by_address[address] >= self._limits.per_address + reserved and not self._close_oldest(address):
             return False
-        return len(self) < self._limits.total + extra or self._close_oldest(None)
+        return len(self) < self._limits.total + reserved or self._close_oldest(None)
 
     def _close_oldest(self, address: str | None) -> bool:
         """Closes the oldest idle connection of an address. None: of the address with the most connections."""
-        for peer in [name for name, _ in self._of.most_common()] if address is None else [address]:
-            if (oldest := self._oldest(peer)) is not None:
+        for candidate in [name for name, _ in self._count_by_address.most_common()] if address is None else [address]:
+            if (oldest := self._oldest_idle(candidate)) is not None:
                 self._forget(oldest)
                 oldest.close()
                 return True
         return False
 
-    def _oldest(self, address: str) -> ClientConnection | None:
+    def _oldest_idle(self, address: str) -> ClientConnection | None:
         """Returns an address's oldest idle connection, one that was never answered if there is such a one.
 
         In a flood that one is among the first, so that a new connection does not cost a search of all.
         """
         oldest = None
         for client in self._connections:
-            if client.address == address and client.idle:
-                if not client.answered:
+            if client.address == address and client.is_idle:
+                if not client.has_answered:
                     return client
                 oldest = oldest or client
         return oldest
@@ -322,21 +325,21 @@ class Acceptor:
     def _forget(self, client: ClientConnection) -> None:
         if self._connections.pop(client, self) is self:
             return  # forgotten already
-        self._of[client.address] -= 1
-        if not self._of[client.address]:
-            del self._of[client.address]
+        self._count_by_address[client.address] -= 1
+        if not self._count_by_address[client.address]:
+            del self._count_by_address[client.address]
 
     async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
         """Does the TLS handshake, if there is one, then starts the protocol."""
-        protocol = self._make(lambda: self._forget(client))
+        protocol = self._make_protocol(lambda: self._forget(client))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self._context,
-                ssl_handshake_timeout=self._limits.handshake if self._context else None,
-                ssl_shutdown_timeout=self._limits.handshake if self._context else None,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.handshake if self._tls else None,
+                ssl_shutdown_timeout=self._limits.handshake if self._tls else None,
             )
         except ssl.SSLError as error:
             log.info("a TLS handshake failed (%s): the client refused the certificate, or speaks no TLS", error.reason)
@@ -355,9 +358,9 @@ class Acceptor:
             await asyncio.sleep(self._limits.tick)
             now = loop.time()
             for client in list(self._connections):
-                late = self._check(client, now)
-                if late:
-                    log.info("a connection was closed: %s", late)
+                fault = self._check(client, now)
+                if fault:
+                    log.info("a connection was closed: %s", fault)
 
     def _check(self, client: ClientConnection, now: float) -> str | None:
         """Checks one connection. An error in it does not end the watch over the others."""
@@ -370,7 +373,7 @@ class Acceptor:
             return "it could not be checked"
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """Logs the error of a task that should not have ended, and for which no one waits."""
     error = None if task.cancelled() else task.exception()
     if error is not None:

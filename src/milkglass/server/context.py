@@ -33,12 +33,12 @@ class Context:
     uploads: Uploads
     registry: Registry
     jobs: Jobs
-    loader: ModelCache
+    model_cache: ModelCache
     recording: Recording
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
     _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_SLOW_REQUESTS))
 
-    async def slowly(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def run_slow(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs `work` in one of a few threads, so that quick requests always find a free one."""
         return await to_thread.run_sync(work, *arguments, limiter=self._slow)
 
@@ -51,27 +51,27 @@ def build(settings: ServerSettings, home: DataDir) -> Context:
     uploads.sweep()
     registry = Registry(home, store, uploads, BaseModels(settings.base_models, store))
     registry.sweep()
-    loader = ModelCache(settings, registry.folder)
-    registry.on_remove.append(loader.forget)
+    model_cache = ModelCache(settings, registry.folder)
+    registry.on_remove.append(model_cache.forget)
     jobs = Jobs(settings, home, store, registry, uploads)
     recording = Recording(settings.record, store)
-    registry.on_publish.append(recording.model)
-    jobs.on_start.append(recording.trained)
+    registry.on_publish.append(recording.record_model)
+    jobs.on_start.append(recording.record_training)
     jobs.start()
-    return Context(settings, home, store, uploads, registry, jobs, loader, recording, threading.Event())
+    return Context(settings, home, store, uploads, registry, jobs, model_cache, recording, threading.Event())
 
 
 def close(context: Context) -> None:
     """Lets the worker save a checkpoint, then closes the rest. This may take the grace time."""
     context.stopping.set()
     context.jobs.stop()
-    context.loader.close()
+    context.model_cache.close()
     context.store.close()
 
 
-def _of(request: Request) -> Context:
+def _context_of(request: Request) -> Context:
     context: Context = request.app.state.context
     return context
 
 
-Shared = Annotated[Context, Depends(_of)]  # of a route
+Shared = Annotated[Context, Depends(_context_of)]  # of a route

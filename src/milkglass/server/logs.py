@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 BURST_LINES = 500  # lines of one kind that are logged at once
@@ -31,8 +31,8 @@ def place_of(error: BaseException) -> str:
 
 @dataclass
 class _Bucket:
-    left: float = BURST_LINES
-    at: float = field(default=0.0)
+    lines_left: float = BURST_LINES
+    filled_at: float = 0.0
     dropped: int = 0
 
 
@@ -55,12 +55,12 @@ class Throttle(logging.Filter):
         with self._lock:
             bucket = self._bucket(record)
             now = self._clock()
-            bucket.left = min(BURST_LINES, bucket.left + (now - bucket.at) * LINES_PER_SECOND)
-            bucket.at = now
-            if bucket.left < 1:
+            bucket.lines_left = min(BURST_LINES, bucket.lines_left + (now - bucket.filled_at) * LINES_PER_SECOND)
+            bucket.filled_at = now
+            if bucket.lines_left < 1:
                 bucket.dropped += 1
                 return False
-            bucket.left -= 1
+            bucket.lines_left -= 1
             dropped, bucket.dropped = bucket.dropped, 0
         _shorten(record, dropped)
         return True
@@ -69,7 +69,7 @@ class Throttle(logging.Filter):
         key = (record.name, record.levelno, str(record.msg)[:MAX_LINE_LETTERS])
         if key not in self._buckets and len(self._buckets) >= MAX_KINDS:
             key = ("", 0, "")
-        return self._buckets.setdefault(key, _Bucket(at=self._clock()))
+        return self._buckets.setdefault(key, _Bucket(filled_at=self._clock()))
 
 
 def _shorten(record: logging.LogRecord, dropped: int) -> None:

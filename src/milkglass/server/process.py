@@ -119,9 +119,7 @@ def raise_open_files() -> int:
 
 def prepare() -> None:
     """Prepares this process for a server: no passphrase (else UsageError), no downloads, a log on stderr."""
-    if os.environ.get(
-        PASSPHRASE_VARIABLE
-    ):  # taking it out would not help: the kernel shows what a process was started with
+    if os.environ.get(PASSPHRASE_VARIABLE):  # unsetting it is no help: the kernel shows a process's first environment
         raise UsageError(
             f"{PASSPHRASE_VARIABLE} is set, and the server must not hold a passphrase",
             f"env -u {PASSPHRASE_VARIABLE} milkglass serve ...",
@@ -140,7 +138,7 @@ def run(
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
-    limits = allowed(settings)
+    limits = allowed_limits(settings)
     listener = listen(settings, limits)
     if not is_loopback(settings.host) and settings.tls_certificate is None:
         log.warning("listening on %s without TLS: the token can be read on the way", settings.host)
@@ -159,7 +157,7 @@ def run(
         listener.close()
 
 
-def allowed(settings: Listening) -> Limits:
+def allowed_limits(settings: Listening) -> Limits:
     """Raises the limit of open files, and returns the limits of connections that it allows."""
     limits = settings.connections.within(raise_open_files())
     if limits.total < settings.connections.total:

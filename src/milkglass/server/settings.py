@@ -32,7 +32,7 @@ log = logging.getLogger("milkglass.server")
 OTHERS_MODE = 0o077  # bits of a file's mode
 HOME_NAMES = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-NEARLY_FULL = 8 << 20  # free bytes of a disk that something could not be written to
+NEARLY_FULL_BYTES = 8 << 20  # free bytes of a disk that something could not be written to
 NO_ROOM = "the server's disk is full; free space and start the job again"  # of a job
 OTHER_FILES = 128  # files that the server opens besides connections, at least
 
@@ -154,7 +154,7 @@ _POSITIVE = (
 
 
 # --- the home folder --------------------------------------------------------------------------------------------------
-def disk_full() -> DiskFull:
+def disk_full_error() -> DiskFull:
     return DiskFull(
         "the server's disk is full",
         "delete what is no longer needed: jobs that are over, models, files, uploads that were never completed "
@@ -162,32 +162,32 @@ def disk_full() -> DiskFull:
     )
 
 
-def known_error(error: BaseException) -> MilkglassError | None:
+def error_for_caller(error: BaseException) -> MilkglassError | None:
     """Returns an error of the system as one for the caller, or None if it is a fault of the server."""
     if isinstance(error, MilkglassError):
         return error
     if isinstance(error, OSError) and error.errno in FULL_DISK:
-        return disk_full()
+        return disk_full_error()
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return disk_full()
+        return disk_full_error()
     return None
 
 
-def nearly_full(folder: Path) -> bool:
+def is_nearly_full(folder: Path) -> bool:
     """Returns whether the folder's disk has so little room that this explains a failed write."""
-    return shutil.disk_usage(folder).free < NEARLY_FULL
+    return shutil.disk_usage(folder).free < NEARLY_FULL_BYTES
 
 
 def free_bytes(home: Path, quota: int | None) -> int:
     """Returns how many bytes may still be written in a home, by its disk and by its quota."""
     free = shutil.disk_usage(home).free
-    return free if quota is None else max(0, min(free, quota - taken(home)))
+    return free if quota is None else max(0, min(free, quota - bytes_on_disk(home)))
 
 
-def taken(*paths: Path) -> int:
+def bytes_on_disk(*paths: Path) -> int:
     """Returns the bytes on the disk of files and of all files in folders, each hard-linked file once."""
     size_of: dict[tuple[int, int], int] = {}
-    paths_inside = (Path(place, name) for path in paths for place, _, names in os.walk(path) for name in names)
+    paths_inside = (Path(folder, name) for path in paths for folder, _, names in os.walk(path) for name in names)
     for path in (*paths, *paths_inside):
         try:
             status = path.lstat()
@@ -231,7 +231,7 @@ class DataDir:
     def require_space(self, size: int) -> None:
         """Raises DiskFull if `size` further bytes would not leave the spare ones."""
         if self.free < size:
-            raise disk_full()
+            raise disk_full_error()
 
     @property
     def free(self) -> int:
@@ -243,15 +243,15 @@ class DataDir:
         Workers do not inherit the lock: a killed server leaves its home unlocked while its worker runs.
         """
         self.claim()
-        file = (self.root / "server.lock").open("wb")
+        lock_file = (self.root / "server.lock").open("wb")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            lock_file.close()
             raise Conflict(
                 f"another server is using {self.root}", "stop that one, or give this one a home of its own"
             ) from None
-        return file
+        return lock_file
 
     def token(self, requested: str | None) -> str:
         """Returns the given token, or the stored one, or a new one that is stored with mode 0600.

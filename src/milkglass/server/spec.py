@@ -114,8 +114,8 @@ class Hyperparameters(BaseModel):
     @model_serializer(mode="wrap")
     def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out later settings that are off, so that an older training keeps its document."""
-        result: dict[str, Any] = fields(self)
-        return {name: value for name, value in result.items() if name not in LATER_SETTINGS or value is not None}
+        document: dict[str, Any] = fields(self)
+        return {name: value for name, value in document.items() if name not in LATER_SETTINGS or value is not None}
 
     def fitted(self, layers: int | None) -> Hyperparameters:
         """Returns the hyperparameters for a model of so many layers. None: the number is not known.
@@ -126,17 +126,17 @@ class Hyperparameters(BaseModel):
         excess = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
         if excess <= 0 or self.chosen_method != "lora":
             return self
-        lower: dict[str, int] = {}
+        lowered: dict[str, int] = {}
         for name in ("full_first", "full_last"):
             if name not in self.model_fields_set:
-                lower[name] = max(0, getattr(self, name) - excess)
-                excess -= getattr(self, name) - lower[name]
+                lowered[name] = max(0, getattr(self, name) - excess)
+                excess -= getattr(self, name) - lowered[name]
         if excess > 0:
             raise UsageError(
                 f"{self.full_first} first and {self.full_last} last layers in full leave none of {layers} to adapt",
                 'lower full_first or full_last, or use method "full"',
             )
-        return self.model_copy(update=lower)
+        return self.model_copy(update=lowered)
 
     @property
     def chosen_method(self) -> Method:
@@ -183,48 +183,49 @@ class Status(BaseModel):
 LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
-def require_used(chosen: Hyperparameters, called: Callable[[str], str] = str) -> None:
+def require_used(chosen: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
     """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
     settings = [name for name in LORA_SETTINGS if name in chosen.model_fields_set]
     if settings and chosen.chosen_method != "lora":
         raise UsageError(
-            f"{called(settings[0])} is for the method lora, and all weights are trained",
-            f"add {called('method')} lora, or leave it out",
+            f"{name_of(settings[0])} is for the method lora, and all weights are trained",
+            f"add {name_of('method')} lora, or leave it out",
         )
 
 
-def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
+def hyperparameters_of(requested: Mapping[str, Any], name_of: Callable[[str], str] = str) -> dict[str, Any]:
     """Returns the hyperparameters that are not None. Raises UsageError for what the server would refuse.
 
     Args:
-        called: returns a hyperparameter's name in messages.
+        name_of: returns a hyperparameter's name in messages.
     """
     settings = {name: value for name, value in requested.items() if value is not None}
     try:
         chosen = Hyperparameters(**settings)
         if "task" in settings or "method" in settings:  # otherwise the data decide how it is trained
-            require_used(chosen, called)
+            require_used(chosen, name_of)
         return chosen.model_dump(exclude_none=True, include={*settings})
     except ValidationError as error:
-        first = error.errors()[0]
-        name, value = str(first["loc"][0]), first["input"]
-        if first["type"] == "extra_forbidden":
+        fault = error.errors()[0]
+        name, value = str(fault["loc"][0]), fault["input"]
+        if fault["type"] == "extra_forbidden":
             names = ", ".join(Hyperparameters.model_fields)
             raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {names}") from None
-        shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
-        raise UsageError(f"{called(name)} is {shown}, {needed(first)}", "leave it out for the default") from None
+        value_text = f"{value:.10g}" if isinstance(value, float) else repr(value)
+        message = f"{name_of(name)} is {value_text}, {requirement_of(fault)}"
+        raise UsageError(message, "leave it out for the default") from None
 
 
-def needed(fault: Mapping[str, Any]) -> str:
+def requirement_of(fault: Mapping[str, Any]) -> str:
     """Returns what is needed in place of a refused value, from one of pydantic's errors."""
-    kind, context = str(fault["type"]), fault.get("ctx", {})
+    error_type, context = str(fault["type"]), fault.get("ctx", {})
     bounds = {"ge": "at least {} is needed", "gt": "more than {} is needed", "le": "at most {} is allowed",
               "lt": "less than {} is needed"}  # fmt: skip
     for bound in bounds.keys() & context.keys():
         return bounds[bound].format(f"{context[bound]:.10g}")
-    if kind == "literal_error":
+    if error_type == "literal_error":
         return f"{context['expected']} is needed"
     nouns = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false"}
-    if noun := nouns.get(kind.partition("_")[0]):
+    if noun := nouns.get(error_type.partition("_")[0]):
         return f"{noun} is needed"
     return str(fault["msg"]).removeprefix("Value error, ")

@@ -36,8 +36,8 @@ from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, Sa
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
-from milkglass.server.jobs.folder import resumed_from, step_of
-from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, shown
+from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
+from milkglass.server.jobs.needs import ModelSizes, Needs, as_size, needs_of, require_disk, require_memory
 from milkglass.server.jobs.trainer import (
     DECIDING_METRIC,
     MEASURES,
@@ -47,37 +47,36 @@ from milkglass.server.jobs.trainer import (
     drop_reserve,
     drop_unfinished,
     newest_checkpoint,
-    numbers_of,
+    reported_figures,
     saving,
 )
-from milkglass.server.settings import FULL_DISK, NO_ROOM, free_bytes, nearly_full, taken
+from milkglass.server.settings import FULL_DISK, NO_ROOM, bytes_on_disk, free_bytes, is_nearly_full
 from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
 from milkglass.system import memory
 
 
-def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
+def load_model(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     """Returns the model with weights in fp32.
 
     A new classifier head is drawn from the seed, and so is a pooler if the model has none, as sentence encoders are
     published. No other tensor is invented.
     """
     config = AutoConfig.from_pretrained(folder)
-    kind = AutoModelForCausalLM
-    headed = chosen.task != "causal-lm"
-    if headed:
-        kind = AutoModelForSequenceClassification
+    model_class = AutoModelForCausalLM
+    has_new_head = chosen.task != "causal-lm"
+    if has_new_head:
+        model_class = AutoModelForSequenceClassification
         config.num_labels = chosen.num_labels
         config.problem_type = "regression" if chosen.task == "regression" else "single_label_classification"
-    model, info = kind.from_pretrained(
+    model, report = model_class.from_pretrained(
         folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )
-    inside = f"{model.base_model_prefix}."
-    new = (n for n in info["missing_keys"] if headed and not n.startswith(inside))
-    missing = sorted(set(info["missing_keys"]) - set(new) - {n for n in info["missing_keys"] if ".pooler." in n})
+    required = f"{model.base_model_prefix}." if has_new_head else ""
+    missing = [name for name in sorted(report["missing_keys"]) if name.startswith(required) and ".pooler." not in name]
     if missing:
         raise BadUpload(lacking("weight", missing), "upload the whole model again")
-    if info["mismatched_keys"]:
-        fault = f"the shapes of {len(info['mismatched_keys'])} weights do not match the config"
+    if report["mismatched_keys"]:
+        fault = f"the shapes of {len(report['mismatched_keys'])} weights do not match the config"
         raise BadUpload(fault, "upload the model with its own config")
     if model.can_generate():
         # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
@@ -86,8 +85,8 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     return model
 
 
-def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
-    result = TrainingArguments(
+def training_options(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
+    options = TrainingArguments(
         output_dir=str(job / "checkpoints"),
         num_train_epochs=chosen.n_epochs,
         max_steps=chosen.max_steps or -1,
@@ -115,17 +114,17 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         dataloader_pin_memory=device.on_gpu(),
         use_cpu=not device.on_gpu(),
     )
-    result._n_gpu = min(1, result.n_gpu)  # on several GPUs a step would have as many times `batch_size` rows
-    return result
+    options._n_gpu = min(1, options.n_gpu)  # on several GPUs a step would have as many times `batch_size` rows
+    return options
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     """Runs the job to its end. None: it was interrupted, to be resumed."""
     chosen = spec.hyperparameters
     set_seed(chosen.seed)
-    shape = shape_of(Path(spec.model))
-    reporter.reserve = reserved(job, spec, shape)
-    model = load(spec.model, chosen)
+    sizes = model_sizes(Path(spec.model))
+    reporter.reserve = reserve_room(job, spec, sizes)
+    model = load_model(spec.model, chosen)
     if chosen.chosen_method == "lora":
         lora.prepare(model, chosen)
     pad = model.config.pad_token_id
@@ -137,7 +136,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     trainer = CheckpointTrainer(
         reporter.reserve,
         model=model,
-        args=arguments(job, chosen, held_out is not None),
+        args=training_options(job, chosen, held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
@@ -148,22 +147,22 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     if checkpoint:
         reporter.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    reporter.look()
+    reporter.poll()
     if reporter.cancelled:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
-    tokens = int(trainer.state.num_input_tokens_seen)
+    token_count = int(trainer.state.num_input_tokens_seen)
     if chosen.chosen_method == "lora":
         lora.merge(model)
     drop_reserve(job)  # the result takes its place
     with saving("the result"):
         save_result(model, job, Path(spec.model))
-    return Status(state="succeeded", trained_tokens=tokens, metrics=metrics)
+    return Status(state="succeeded", trained_tokens=token_count, metrics=metrics)
 
 
-def shape_of(model: Path) -> ModelSizes:
+def model_sizes(model: Path) -> ModelSizes:
     """Returns the sizes of a model folder. Raises BadUpload if it cannot be read."""
     try:
         return ModelSizes.of(Checkpoint.open(model))
@@ -171,16 +170,16 @@ def shape_of(model: Path) -> ModelSizes:
         raise BadUpload("the model's files cannot be read", "upload the whole model again") from error
 
 
-def reserved(job: Path, spec: JobSpec, shape: ModelSizes) -> Reserve:
+def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
-    chosen = spec.hyperparameters.fitted(len(shape.layers))
+    chosen = spec.hyperparameters.fitted(len(sizes.layers))
 
     def estimate(settings: Hyperparameters) -> Needs:
-        return needs_of(shape, settings.fitted(len(shape.layers)))
+        return needs_of(sizes, settings.fitted(len(sizes.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
-    there = taken(job / "checkpoints", job / RESERVE)
-    require_disk(estimate, chosen, free_bytes(home, spec.quota) + there)
+    reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
+    require_disk(estimate, chosen, free_bytes(home, spec.quota) + reusable_bytes)
     require_memory(estimate, chosen, device.memory(free=True) if device.on_gpu() else memory(available=True))
     reserve = Reserve(job, estimate(chosen).reserve)
     reserve.take()
@@ -190,9 +189,9 @@ def reserved(job: Path, spec: JobSpec, shape: ModelSizes) -> Reserve:
 def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
     """Returns the metrics of the epoch whose weights are kept, the last or the best; measured now if there are none."""
     state = trainer.state
-    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
-    then = [info for info in state.log_history if info.get("step") == kept and "eval_loss" in info]
-    return numbers_of(then[0] if then else trainer.evaluate())
+    kept_step = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    measured = [entry for entry in state.log_history if entry.get("step") == kept_step and "eval_loss" in entry]
+    return reported_figures(measured[0] if measured else trainer.evaluate())
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
@@ -213,24 +212,24 @@ def is_full(error: BaseException, job: Path) -> bool:
     looks at the disk.
     """
     cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
-    known = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)
-    return known or "No space left" in str(cause) or nearly_full(job)
+    is_known_error = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)
+    return is_known_error or "No space left" in str(cause) or is_nearly_full(job)
 
 
-def failure(error: BaseException, job: Path) -> Status:
+def failed_status(error: BaseException, job: Path) -> Status:
     """Returns the status of a failed job. One that could not be saved can resume from its checkpoint, if it has one."""
-    full, words = is_full(error, job), explain(error, job)
-    kept = resumed_from(job) if full or isinstance(error, SaveFailed) else None
-    if kept is None:
-        return Status(state="failed", error=words)
-    lost = "" if (kept / COMPLETE).is_file() else ", without the optimiser's state"
-    cause = "the server's disk is full" if full else words
+    is_disk_full, message = is_full(error, job), explain(error, job)
+    checkpoint = checkpoint_to_resume(job) if is_disk_full or isinstance(error, SaveFailed) else None
+    if checkpoint is None:
+        return Status(state="failed", error=message)
+    lost_words = "" if (checkpoint / COMPLETE).is_file() else ", without the optimiser's state"
+    size, cause = as_size(bytes_on_disk(checkpoint)), "the server's disk is full" if is_disk_full else message
     cause = error.message if isinstance(error, DiskFull) else cause
-    words = (
-        f"{cause}; what was trained up to step {step_of(kept)} is kept there{lost}, "
-        f"{shown(taken(kept))}: {'free some space' if full else 'mend that'}, then resume the job"
+    message = (
+        f"{cause}; what was trained up to step {step_of(checkpoint)} is kept there{lost_words}, {size}: "
+        f"{'free some space' if is_disk_full else 'mend that'}, then resume the job"
     )
-    return Status(state="failed", error=words, resumable=True)
+    return Status(state="failed", error=message, resumable=True)
 
 
 def explain(error: BaseException, job: Path) -> str:
@@ -251,14 +250,14 @@ def main(job: Path, attached: bool = False) -> int:
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
     if attached:
-        _interrupted_with_parent(reporter)
+        _interrupt_with_parent(reporter)
     try:
         spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
         if spec.threads:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
-        failed = failure(error, job)
+        failed = failed_status(error, job)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
         drop_reserve(job)
         _finish(job, reporter, failed)
@@ -270,7 +269,7 @@ def main(job: Path, attached: bool = False) -> int:
     return 0
 
 
-def _interrupted_with_parent(reporter: Reporter) -> None:
+def _interrupt_with_parent(reporter: Reporter) -> None:
     """Interrupts the training when standard input closes, as it does when the parent process ends."""
 
     def watch() -> None:

@@ -21,7 +21,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import examples_of
 from milkglass.split import folders
-from milkglass.split.client import sendable
+from milkglass.split.client import is_short_enough
 from milkglass.threat.defence import Server
 
 
@@ -33,7 +33,7 @@ class SplitScene:
     left_out: int
 
 
-def build(
+def encoder_scene(
     base: Checkpoint, description: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
     """Builds the scene of a client's texts.
@@ -41,29 +41,30 @@ def build(
     Raises UsageError if there is too little text for an audit, and CodecError for an unreadable one.
     """
     texts = texts_of(files.text, files.rows)
-    private, same_kind = divided(_sendable(client.reader, texts), files)
-    attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
+    private, same_kind = private_and_other_texts(_sendable_texts(client.reader, texts), files)
+    attackers = {} if files.public is None else {OTHER: _sendable_texts(client.reader, texts_of(files.public, None))}
     attackers[ALIKE] = same_kind
     scene = scene_of(base, client, server, private, attackers)
     require_texts(scene, attackers)
-    info = {"name": description.method, **description.parameters}
-    return SplitScene(replace(scene, scheme=info, model=description.model), len(texts) - len(private) - len(same_kind))
+    scheme = {"name": description.method, **description.parameters}
+    scene = replace(scene, scheme=scheme, model=description.model)
+    return SplitScene(scene, len(texts) - len(private) - len(same_kind))
 
 
-def texts_of(source: Source, most: int | None) -> list[str]:
-    """Returns the texts of a user's file, at most `most`. Raises CodecError for conversations."""
-    examples = examples_of(source, most)
-    if any(one.messages for one in examples):
+def texts_of(source: Source, max_texts: int | None) -> list[str]:
+    """Returns the texts of a user's file, at most `max_texts`. Raises CodecError for conversations."""
+    examples = examples_of(source, max_texts)
+    if any(example.messages for example in examples):
         raise CodecError(f"{source.name} holds conversations", 'a classifier reads {"text": ...}')
-    return [one.text for one in examples]
+    return [example.text for example in examples]
 
 
-def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
+def _sendable_texts(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
     """Returns the texts that are short enough. A text that is refused reveals nothing."""
-    return [text for text, fits in zip(texts, sendable(reader, texts), strict=True) if fits]
+    return [text for text, is_sendable in zip(texts, is_short_enough(reader, texts), strict=True) if is_sendable]
 
 
-def divided(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
+def private_and_other_texts(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
     """Returns a random half of the texts, which is private, and the others. Raises UsageError if there are too few."""
     require_enough(texts, files.text.name)
     order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()

@@ -38,7 +38,7 @@ Answer = Callable[[bytes], NDArray[np.float32]]
 class ClientHalf:
     """The client's half, opened from its folder."""
 
-    about: folders.ClientAbout
+    description: folders.ClientAbout
     client: EncoderClient = field(repr=False)
 
     @classmethod
@@ -70,19 +70,19 @@ class ClientHalf:
         """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
-        result = []
-        for texts_of_frame in parts(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
+        logits_of_frames = []
+        for texts_of_frame in frame_slices(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
             logits = self.client.receive(answer(frame))
             count = texts_of_frame.stop - texts_of_frame.start
-            if logits.shape != (count, len(self.about.labels)):
+            if logits.shape != (count, len(self.description.labels)):
                 raise RemoteError(
-                    f"{count} texts of {len(self.about.labels)} classes have an answer of another shape",
+                    f"{count} texts of {len(self.description.labels)} classes have an answer of another shape",
                     "is the server's half the one of this client?",
                 )
-            result.append(logits)
+            logits_of_frames.append(logits)
             progress(count)
-        return np.asarray(softmax(np.concatenate(result).astype(np.float64), 1))
+        return np.asarray(softmax(np.concatenate(logits_of_frames).astype(np.float64), 1))
 
     def require(self, info: EncoderInfo, pairs: bool) -> None:
         """Checks the server and the form of the texts before anything is sent.
@@ -90,15 +90,16 @@ class ClientHalf:
         Raises KeyForOtherModel without the other half of this one, and UsageError if the half was trained on pairs and
         the texts are single, or the reverse.
         """
-        if info.weights != self.about.server:
+        if info.weights != self.description.server:
             raise KeyForOtherModel(
                 "the server has another half than this client's", "give it the folder made with this one"
             )
-        if len(self.about.labels) != info.classes:
+        if len(self.description.labels) != info.classes:
             raise CorruptCheckpoint(
-                f"the client has {len(self.about.labels)} classes, the server {info.classes}", "split the model again"
+                f"the client has {len(self.description.labels)} classes, the server {info.classes}",
+                "split the model again",
             )
-        require_pairs(self.about, pairs)
+        require_pairs(self.description, pairs)
 
 
 def require_sendable(
@@ -123,21 +124,23 @@ def require_pairs(description: folders.ClientAbout, pairs: bool) -> None:
         )
 
 
-def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
+def is_short_enough(
+    reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> NDArray[np.bool_]:
     """Returns (texts,) whether each text is short enough. `PublicTokenizer.encode` refuses the others."""
-    both = (list(texts), None if pairs is None else list(pairs))
-    batch = reader.tokenizer(*both, truncation=False, split_special_tokens=True)
+    texts_and_pairs = (list(texts), None if pairs is None else list(pairs))
+    batch = reader.tokenizer(*texts_and_pairs, truncation=False, split_special_tokens=True)
     return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
 
 
-def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
+def frame_slices(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
     """Yields slices of consecutive texts, each of at most so many texts and tokens, or of one longer text."""
-    start, total = 0, 0
+    start, row_count = 0, 0
     for number, length in enumerate(lengths.tolist()):
-        if number > start and (number - start == texts or total + length > rows):
+        if number > start and (number - start == texts or row_count + length > rows):
             yield slice(start, number)
-            start, total = number, 0
-        total += length
+            start, row_count = number, 0
+        row_count += length
     if len(lengths):
         yield slice(start, len(lengths))
 
@@ -153,8 +156,8 @@ class Wire:
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns (texts, outputs). After a lost answer the same bytes are sent again: nothing is drawn anew."""
-        result = self._connection.json("POST", PATH, retry=True, content=frame, headers=HEADERS)
-        return _logits(result.get("logits"))
+        answer = self._connection.json("POST", PATH, retry=True, content=frame, headers=HEADERS)
+        return _logits(answer.get("logits"))
 
 
 def _logits(raw: Any) -> NDArray[np.float32]:

@@ -50,34 +50,34 @@ class ServerAbout:
 
 def write(folder: Path, description: ClientAbout | ServerAbout) -> None:
     """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
-    half = "client" if isinstance(description, ClientAbout) else "server"
-    value = {"milkglass_split": VERSION, "half": half, **asdict(description)}
-    files.write(folder / NAME, json_text(value), private=half == "client")
+    side = "client" if isinstance(description, ClientAbout) else "server"
+    document = {"milkglass_split": VERSION, "half": side, **asdict(description)}
+    files.write(folder / NAME, json_text(document), private=side == "client")
 
 
-def client_about(folder: Path) -> ClientAbout:
+def read_client(folder: Path) -> ClientAbout:
     """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     raw = _read(folder, "client")
     labels = raw.get("labels")
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
-        raise _broken(folder)
+        raise _damaged_error(folder)
     try:
         return ClientAbout(**raw)
     except TypeError:
-        raise _broken(folder) from None
+        raise _damaged_error(folder) from None
 
 
-def server_about(folder: Path) -> ServerAbout:
+def read_server(folder: Path) -> ServerAbout:
     """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     try:
         return ServerAbout(**_read(folder, "server"))
     except TypeError:
-        raise _broken(folder) from None
+        raise _damaged_error(folder) from None
 
 
 def require_one_split(client: Path, server: Path) -> ClientAbout:
     """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
-    client_half, server_half = client_about(client), server_about(server)
+    client_half, server_half = read_client(client), read_server(server)
     if client_half.method != server_half.method:
         raise UsageError(
             f"{client} is a half of {client_half.method}, and {server} one of {server_half.method}",
@@ -100,13 +100,13 @@ def _read(folder: Path, half: str) -> dict[str, Any]:
         raise CorruptCheckpoint(
             f"{folder} has another version than {VERSION}", "open it with the version of milkglass that wrote it"
         )
-    result = raw.pop("half", None)
-    if result != half:
+    stored_half = raw.pop("half", None)
+    if stored_half != half:
         raise UsageError(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
     return raw
 
 
-def _broken(folder: Path) -> CorruptCheckpoint:
+def _damaged_error(folder: Path) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"{NAME} in {folder} lacks an entry or has one too many", "restore it from a copy")
 
 

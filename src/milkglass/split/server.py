@@ -49,7 +49,7 @@ class ServerHalf:
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
         """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
-        description, server_description = halves.read_description(folder), folders.server_about(folder)
+        description, server_description = halves.read_description(folder), folders.read_server(folder)
         try:
             config, classes, layer = description["model"], int(description["classes"]), int(description["layer"])
             pooled = bool(description["pooled"])
@@ -63,7 +63,7 @@ class ServerHalf:
             server_description.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder)
         )
         defence = restored(server_description.method, server_description.parameters)
-        return cls(defence.server(folder, _served(folder, defence, config, classes), description), info)
+        return cls(defence.server(folder, _served_network(folder, defence, config, classes), description), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns (texts, outputs) logits. Raises BadUpload or UsageError for a frame that this half cannot take."""
@@ -87,7 +87,7 @@ class ServerHalf:
             raise BadUpload(f"a text is {longest} tokens long, at most {info.max_length} fit", "shorten it")
 
 
-def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
+def _served_network(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
     """Returns the network that the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
     with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
@@ -103,7 +103,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == PATH else 0),
-        most_held=HELD_BODIES * max_body,
+        max_held=HELD_BODIES * max_body,
         limits=Limits(),
     )
     return app

@@ -6,10 +6,11 @@ The client does not trust the server, and checks its answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from milkglass.errors import RemoteError
 from milkglass.server.http.routing import RequestBody
@@ -21,11 +22,12 @@ MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
 SPARE_BYTES = 4096  # bytes of a frame besides the states: its header, and `about`
 MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 ENCODER_HINT = "is `milkglass split serve` there?"
 DECODER_HINT = "is `milkglass split serve` of a decoder there?"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class EncoderInfo:
     """What an encoder's server half takes.
 
@@ -38,14 +40,14 @@ class EncoderInfo:
     """
 
     method: str
-    layer: int
+    layer: Number
     pooled: bool
-    width: int
-    classes: int
-    max_length: int
+    width: Number
+    classes: Number
+    max_length: Number
     weights: str
-    max_texts: int = MAX_TEXTS
-    max_body: int = MAX_BODY
+    max_texts: Number = MAX_TEXTS
+    max_body: Number = MAX_BODY
 
     @property
     def max_rows(self) -> int:
@@ -58,13 +60,13 @@ class EncoderInfo:
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> EncoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = cls(**_checked(cls, raw, ENCODER_HINT))
+        info = _read(cls, raw, ENCODER_HINT)
         if min(info.width, info.max_texts, info.max_length) < 1:
             raise RemoteError("the server's limits allow no text", ENCODER_HINT)
         return info
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class DecoderInfo:
     """What a server of a decoder without its embedding layer takes.
 
@@ -80,11 +82,11 @@ class DecoderInfo:
     """
 
     model: str
-    width: int
-    vocabulary: int
-    max_length: int
-    max_new_tokens: int
-    sessions: int
+    width: Number
+    vocabulary: Number
+    max_length: Number
+    max_new_tokens: Number
+    sessions: Number
     table: str
     dtype: str
 
@@ -94,10 +96,13 @@ class DecoderInfo:
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> DecoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = cls(**_checked(cls, raw, DECODER_HINT))
+        info = _read(cls, raw, DECODER_HINT)
         if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
             raise RemoteError("the server's limits allow no text", DECODER_HINT)
         return info
+
+
+Info = TypeVar("Info", EncoderInfo, DecoderInfo)
 
 
 class OpenRequest(RequestBody):
@@ -114,11 +119,9 @@ class OpenRequest(RequestBody):
         return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, ends)
 
 
-def _checked(kind: type, raw: Mapping[str, Any], hint: str) -> dict[str, Any]:
-    """Returns the entries that a dataclass of plain fields takes, of a server's answer, or raises RemoteError."""
-    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
-    for field in fields(kind):
-        value: Any = raw.get(field.name)
-        if type(value) not in kinds[str(field.type)] or (not isinstance(value, str) and not 0 <= value <= MAX_NUMBER):
-            raise RemoteError(f"the server's answer has no usable {field.name}", hint)
-    return {one.name: raw[one.name] for one in fields(kind)}
+def _read(info_class: type[Info], raw: Mapping[str, Any], hint: str) -> Info:
+    entries: dict[str, Any] = {field.name: raw.get(field.name) for field in fields(info_class)}
+    try:
+        return info_class(**entries)
+    except ValidationError as error:
+        raise RemoteError(f"the server's answer has no usable {error.errors()[0]['loc'][0]}", hint) from None

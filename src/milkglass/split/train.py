@@ -30,7 +30,7 @@ from milkglass.progress import Progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.split import folders
-from milkglass.split.client import ClientHalf, sendable
+from milkglass.split.client import ClientHalf, is_short_enough
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
@@ -50,22 +50,22 @@ class TrainingTexts:
         return self.corpus.pairs is not None
 
 
-def read_data(source: Source) -> TrainingTexts:
+def read_training_texts(source: Source) -> TrainingTexts:
     """Reads texts and the names of their classes. Raises CodecError if nothing can be learnt from them."""
-    result = summarise(source)
-    if result.task != "classification":
-        raise unlabelled(source, result)
-    require_classes(source, result)
-    labels = number_labels(in_fresh_order(result.labels), None)  # kept in the client's split.json
+    summary = summarise(source)
+    if summary.task != "classification":
+        raise unlabelled(source, summary)
+    require_classes(source, summary)
+    labels = number_labels(in_fresh_order(summary.labels), None)  # kept in the client's split.json
     examples = list(read_examples(source))
-    corpus = _numbered(examples, labels, result.pairs)
-    return TrainingTexts(corpus, labels, [str(one.place(source)) for one in examples])
+    corpus = _labelled_texts(examples, labels, summary.pairs)
+    return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
 
 def steps_of(defence: HiddenStateDefence, texts: int) -> int:
-    how = defence.training
-    steps = how.epochs * -(-texts // how.batch_size)
-    return steps if how.max_steps is None else min(steps, how.max_steps)
+    training = defence.training
+    steps = training.epochs * -(-texts // training.batch_size)
+    return steps if training.max_steps is None else min(steps, training.max_steps)
 
 
 def require_readable(
@@ -95,15 +95,15 @@ def require_free(client: Path, server: Path) -> None:
     for folder in (client, server):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
-    one, other = client.absolute(), server.absolute()
-    if one == other or one in other.parents or other in one.parents:
+    client_path, server_path = client.absolute(), server.absolute()
+    if client_path == server_path or client_path in server_path.parents or server_path in client_path.parents:
         raise UsageError(
             f"{client} and {server} are one folder, or one is in the other",
             "the client's half must never lie where the server's goes",
         )
 
 
-def make(
+def train_and_write(
     defence: HiddenStateDefence,
     base: Checkpoint,
     model: str,
@@ -114,28 +114,28 @@ def make(
 ) -> None:
     """Trains, and writes both folders. `progress` receives each step."""
     require_free(client, server)
-    with _beside(client) as near_client, _beside(server) as near_server:
+    with _folder_beside(client) as client_beside, _folder_beside(server) as server_beside:
         with _report_steps(progress):
-            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), near_server / "half")
-        half.save(near_client / "half")
-        folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
+            client_half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), server_beside / "half")
+        client_half.save(client_beside / "half")
+        folders.write(server_beside / "half", folders.ServerAbout(defence.name, values_of(defence)))
         description = folders.ClientAbout(
             defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.pairs,
-            folders.weights_digest(near_server / "half"),
+            folders.weights_digest(server_beside / "half"),
         )  # fmt: skip
-        folders.write(near_client / "half", description)
-        _place({near_client / "half": client, near_server / "half": server})
+        folders.write(client_beside / "half", description)
+        _move_both({client_beside / "half": client, server_beside / "half": server})
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def _folder_beside(folder: Path) -> Iterator[Path]:
     """Yields a private folder on the same disk, which is removed at the end, also after Ctrl-C."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
         yield Path(name)
 
 
-def _place(moves: dict[Path, Path]) -> None:
+def _move_both(moves: dict[Path, Path]) -> None:
     """Moves both halves to their places, or neither."""
     moved: list[Path] = []
     try:
@@ -166,7 +166,7 @@ class Evaluation:
         left_out: how many texts are too long to be sent; they are not counted.
     """
 
-    right: float
+    accuracy: float
     texts: int
     left_out: int
 
@@ -183,27 +183,28 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
             raise CodecError(
                 f"{example.place(source)} has a label that the training file lacks", "use the same label names"
             )
-    if any((one.pair is not None) != pairs for one in examples):
+    if any((labelled.pair is not None) != pairs for labelled in examples):
         raise CodecError(
             f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
         )
-    return _numbered(examples, labels, pairs)
+    return _labelled_texts(examples, labels, pairs)
 
 
-def _numbered(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
+def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
     """Returns the examples with the numbers of their labels."""
-    second = [one.pair or "" for one in examples] if pairs else None
-    return LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], second)
+    numbers = [labels[str(example.label)] for example in examples]
+    second_texts = [example.pair or "" for example in examples] if pairs else None
+    return LabelledTexts([example.text for example in examples], numbers, second_texts)
 
 
 def evaluate(half: ClientHalf, server_half: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
     """Measures the share of texts that the halves classify correctly. Texts that are too long are left out."""
-    fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
-    short = np.flatnonzero(fits).tolist()
-    if not short:
-        raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
-    texts = [evaluated.texts[i] for i in short]
-    pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]
-    result = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
-    right = float((result == np.array(evaluated.labels)[short]).mean())
-    return Evaluation(right, len(short), len(fits) - len(short))
+    is_short = is_short_enough(half.client.reader, evaluated.texts, evaluated.pairs)
+    short_numbers = np.flatnonzero(is_short).tolist()
+    if not short_numbers:
+        raise CodecError(f"all {len(is_short)} texts are too long to be sent", "give --max-length more")
+    texts = [evaluated.texts[i] for i in short_numbers]
+    pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short_numbers]
+    predicted = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
+    accuracy = float((predicted == np.array(evaluated.labels)[short_numbers]).mean())
+    return Evaluation(accuracy, len(short_numbers), len(is_short) - len(short_numbers))

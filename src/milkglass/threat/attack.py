@@ -124,9 +124,9 @@ _MISSING: Mapping[str, str] = {
 def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str | None:
     """Returns None if the attack applies, else the reason, in words for the user."""
     if missing := attack.sees - transcript.kinds:
-        names = ", ".join(sorted(one.__name__.lower() for one in missing))
+        names = ", ".join(sorted(kind.__name__.lower() for kind in missing))
         return f"the server sees no {names}"
-    if Weights in attack.sees and not any(one.model.has_table for one in transcript.all(Weights)):
+    if Weights in attack.sees and not any(weights.model.has_table for weights in transcript.all(Weights)):
         return "the model on the server holds no table of embeddings"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
@@ -134,7 +134,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
         size = knowledge.tokens(transcript.size)
-        odd = ids[(ids < 0) | (ids >= size)]
-        if len(odd):
-            return f"an id of {odd[0]} in the public text, in a vocabulary of {size}"
+        unknown_ids = ids[(ids < 0) | (ids >= size)]
+        if len(unknown_ids):
+            return f"an id of {unknown_ids[0]} in the public text, in a vocabulary of {size}"
     return attack.refuses(transcript, knowledge)

@@ -62,12 +62,12 @@ class Budget:
     @classmethod
     def parse(cls, text: str, clock: Callable[[], float] = time.process_time) -> Budget:
         """Returns the budget that a text such as `90s`, `2m`, `1h` or `90` (seconds) stands for. Raises UsageError."""
-        result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-        if not result:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+        if not match:
             raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
-        if float(result[1]) == 0:
+        if float(match[1]) == 0:
             raise UsageError(f"budget {text!r} is zero, more than 0 is needed", "give seconds, or 90s, 2m, 1h")
-        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]], clock=clock)
+        return cls(float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]], clock=clock)
 
     @classmethod
     def of_work(cls, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Budget:
@@ -112,7 +112,7 @@ def ended_with(deadline: Budget | None) -> Iterator[None]:
         yield
         return
 
-    def end(number: int, frame: object) -> None:
+    def end(signal_number: int, frame: object) -> None:
         raise OutOfTime
 
     started = time.monotonic()

@@ -39,7 +39,7 @@ class Guess:
     weights: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.table, self.running, self.bags, self.texts, self.topics)) != 1:
+        if sum(part is not None for part in (self.table, self.running, self.bags, self.texts, self.topics)) != 1:
             raise ValueError(
                 "a guess is about ids, about places, about bags of words, about whole texts or about topics"
             )

@@ -67,23 +67,23 @@ class Candidates:
         An exchanged id can stand for any token of the exchanged ids, and more likely for one of its own. Each group
         must have one row.
         """
-        at = [i for i, one in enumerate(self.groups) if np.isin(one.rows, responses.values).all()]
-        if not at:
+        exchanged = [i for i, group in enumerate(self.groups) if np.isin(group.rows, responses.values).all()]
+        if not exchanged:
             return self
-        members_of_groups = [self.groups[i].members for i in at]
-        ends = np.cumsum([len(one) for one in members_of_groups])
-        likelihood = np.zeros((len(at), int(ends[-1])))
-        for row, (end, members) in enumerate(zip(ends.tolist(), members_of_groups, strict=True)):
+        members_lists = [self.groups[i].members for i in exchanged]
+        row_ends = np.cumsum([len(members) for members in members_lists])
+        likelihood = np.zeros((len(exchanged), int(row_ends[-1])))
+        for row, (end, members) in enumerate(zip(row_ends.tolist(), members_lists, strict=True)):
             likelihood[row, end - len(members) : end] = responses.advantage
-        merged = Group(np.concatenate([self.groups[i].rows for i in at]), np.concatenate(members_of_groups))
-        rest = [i for i in range(len(self.groups)) if i not in {*at}]
-        groups = (*(self.groups[i] for i in rest), merged)
-        return Candidates(groups, (*(self.likelihood[i] for i in rest), likelihood))
+        merged = Group(np.concatenate([self.groups[i].rows for i in exchanged]), np.concatenate(members_lists))
+        others = [i for i in range(len(self.groups)) if i not in {*exchanged}]
+        groups = (*(self.groups[i] for i in others), merged)
+        return Candidates(groups, (*(self.likelihood[i] for i in others), likelihood))
 
     @property
     def solved(self) -> tuple[Group, ...]:
         """Returns the groups that were worked out. The others are a solver's guess at what was left over."""
-        return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
+        return tuple(group for group in self.groups if group.weights is not None or len(group.members) == 1)
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,9 @@ class Transcript:
     key_id: str | None = None
 
     def __post_init__(self) -> None:
-        for one in self.observations:
-            if isinstance(one, Tokens | Outputs) and one.ids.ids.size:
-                low, high = int(one.ids.ids.min()), int(one.ids.ids.max())
+        for observation in self.observations:
+            if isinstance(observation, Tokens | Outputs) and observation.ids.ids.size:
+                low, high = int(observation.ids.ids.min()), int(observation.ids.ids.max())
                 if low < 0 or high >= self.size:
                     raise UsageError(
                         f"an id of {low if low < 0 else high} in a vocabulary of {self.size}",
@@ -137,26 +137,26 @@ class Transcript:
                     )
 
     def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
-        return tuple(one for one in self.observations if isinstance(one, kind))
+        return tuple(observation for observation in self.observations if isinstance(observation, kind))
 
     @property
     def kinds(self) -> frozenset[type[Observation]]:
-        return frozenset(type(one) for one in self.observations)
+        return frozenset(type(observation) for observation in self.observations)
 
     @property
     def tokens(self) -> Sequences:
         """Returns all ids that the client sent, as one list of sequences."""
-        return Sequences.of(part for one in self.all(Tokens) for part in one.ids)
+        return Sequences.of(text for tokens in self.all(Tokens) for text in tokens.ids)
 
     def weights(self, tuned: bool) -> Model | None:
         """Returns the last model that was fine-tuned, or else uploaded. None: there is no such model."""
-        result = [one.model for one in self.all(Weights) if one.tuned == tuned]
-        return result[-1] if result else None
+        models = [weights.model for weights in self.all(Weights) if weights.tuned == tuned]
+        return models[-1] if models else None
 
     @property
     def outputs(self) -> Sequences:
         """Returns all ids that the server generated, as one list of sequences."""
-        return Sequences.of(part for one in self.all(Outputs) for part in one.ids)
+        return Sequences.of(answer for outputs in self.all(Outputs) for answer in outputs.ids)
 
     @property
     def table(self) -> torch.Tensor:

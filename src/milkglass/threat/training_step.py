@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from milkglass import device
 from milkglass.errors import UnsupportedModel, UsageError
@@ -80,7 +81,7 @@ class SharedStep:
     @property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the parameters whose gradients are shared, a tied one once."""
-        return tuple(name for name, one in self.module.named_parameters() if one.requires_grad)
+        return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
     @property
     def table(self) -> torch.Tensor:
@@ -90,8 +91,8 @@ class SharedStep:
     @property
     def table_name(self) -> str | None:
         """Returns the name of the input embeddings among `names`, or None if they are not trained."""
-        table = self.module.get_input_embeddings().weight
-        return next((n for n, one in self.module.named_parameters() if one is table and one.requires_grad), None)
+        table, parameters = self.module.get_input_embeddings().weight, self.module.named_parameters()
+        return next((name for name, weights in parameters if weights is table and weights.requires_grad), None)
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (b, t, d) the input embeddings of ids (b, t)."""
@@ -114,8 +115,8 @@ class SharedStep:
         requested = mask[:, 1:].reshape(-1).bool()
         if not requested.any():
             raise UsageError("no text has a second token, so that none is predicted", "give longer texts")
-        result, expected = logits[:, :-1].flatten(0, 1)[requested], targets[:, 1:].flatten(0, 1)[requested]
-        return torch.nn.functional.cross_entropy(result, expected)
+        predicted, expected = logits[:, :-1].flatten(0, 1)[requested], targets[:, 1:].flatten(0, 1)[requested]
+        return torch.nn.functional.cross_entropy(predicted, expected)
 
     def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns (b, classes), or (b, t, v) for the next token."""
@@ -139,9 +140,8 @@ class SharedStep:
         parameters = self._parameters(self.names)
         with torch.enable_grad():
             loss = self.loss(self.embedded(ids), mask, targets)
-            result = torch.autograd.grad(loss, parameters, allow_unused=True)
-        pairs = zip(self.names, parameters, result, strict=True)
-        return {name: torch.zeros_like(one) if grad is None else grad.detach() for name, one, grad in pairs}
+            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        return {name: gradient.detach() for name, gradient in zip(self.names, gradients, strict=True)}
 
     def dummy(
         self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
@@ -154,8 +154,8 @@ class SharedStep:
         return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
 
     def _parameters(self, names: Sequence[str]) -> list[torch.Tensor]:
-        every = dict(self.module.named_parameters())
-        return [every[name] for name in names]
+        parameters = dict(self.module.named_parameters())
+        return [parameters[name] for name in names]
 
 
 def adapt(module: Any, rank: int) -> None:
@@ -167,7 +167,7 @@ def adapt(module: Any, rank: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
-    transposed = any(isinstance(one, Conv1D) for one in module.modules())  # GPT-2's layers
+    transposed = any(isinstance(layer, Conv1D) for layer in module.modules())  # GPT-2's layers
     module.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=transposed), module)
     for head in ("score", "classifier"):
@@ -177,7 +177,6 @@ def adapt(module: Any, rank: int) -> None:
 
 def batch(ids: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (b, t) the ids, padded at their ends, and (b, t) the mask."""
-    longest = max(len(one) for one in ids)
-    rows = [[*one] + [pad] * (longest - len(one)) for one in ids]
-    mask = [[1] * len(one) + [0] * (longest - len(one)) for one in ids]
-    return torch.tensor(rows, dtype=torch.long), torch.tensor(mask, dtype=torch.long)
+    rows = [torch.tensor(text, dtype=torch.long) for text in ids]
+    masks = [torch.ones_like(row) for row in rows]
+    return pad_sequence(rows, batch_first=True, padding_value=pad), pad_sequence(masks, batch_first=True)

@@ -54,10 +54,11 @@ class Recorder:
         Raises UsageError if the folder holds something else, or a transcript of another vocabulary or key.
         """
         if (folder / INDEX).is_file():
-            known, key, entries = _index(folder)
-            if known != size:
-                raise UsageError(f"{folder} is a transcript of {known} ids, this model has {size}", "give a new folder")
-            if key != key_id:
+            old_size, old_key_id, entries = _index(folder)
+            if old_size != size:
+                fault = f"{folder} is a transcript of {old_size} ids, this model has {size}"
+                raise UsageError(fault, "give a new folder")
+            if old_key_id != key_id:
                 raise UsageError(f"{folder} is a transcript of another key", "give a new folder")
             _write(folder, [_header(size, key_id), *entries])  # without a line that a kill cut off
             return cls(folder, len(entries))
@@ -71,8 +72,8 @@ class Recorder:
         self._write_ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
-        more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
-        self._write_ids("outputs", ids, {}, more)
+        tensors = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
+        self._write_ids("outputs", ids, {}, tensors)
 
     def add_weights(self, model: Path, tuned: bool) -> None:
         """Adds a checkpoint's config and tensor files, by links if the file system can."""
@@ -86,7 +87,7 @@ class Recorder:
             self._add({"kind": "weights", "folder": target.name, "tuned": tuned})
 
     def _write_ids(
-        self, kind: str, ids: Sequences, more: dict[str, Any], tensors: dict[str, NDArray[np.int32]] | None = None
+        self, kind: str, ids: Sequences, fields: dict[str, Any], tensors: dict[str, NDArray[np.int32]] | None = None
     ) -> None:
         """Writes ids into a file of their own, and adds it to the index."""
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
@@ -94,7 +95,7 @@ class Recorder:
             name = f"{kind}-{self._count:05}.safetensors"
             with files.atomic_path(self._folder / name) as path:
                 save_file(tensors, path)
-            self._add({"kind": kind, "file": name, **more})
+            self._add({"kind": kind, "file": name, **fields})
 
     def _add(self, entry: dict[str, Any]) -> None:
         with (self._folder / INDEX).open("a", encoding="utf-8") as file:
@@ -107,7 +108,7 @@ def load(folder: Path) -> Transcript:
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
     size, key_id, entries = _index(folder)
-    return Transcript(tuple(_observation(folder, one, size) for one in entries), size, key_id)
+    return Transcript(tuple(_observation(folder, entry, size) for entry in entries), size, key_id)
 
 
 def digest(folder: Path) -> str:
@@ -140,9 +141,9 @@ def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
     return Tokens(_sequences(file, size), purpose)
 
 
-def _sequences(file: Path, size: int, of: str = "") -> Sequences:
+def _sequences(file: Path, size: int, prefix: str = "") -> Sequences:
     """Returns the ids of the file, each from 0 to `size` - 1. Raises CorruptCheckpoint."""
-    names = (f"{of}ids", f"{of}lengths")
+    names = (f"{prefix}ids", f"{prefix}lengths")
     if file.is_symlink() or not file.is_file():
         raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
     refs = read_header(file)
@@ -152,12 +153,12 @@ def _sequences(file: Path, size: int, of: str = "") -> Sequences:
     try:
         tensors: dict[str, NDArray[Any]] = load_file(file)
         ids, lengths = (tensors[name].astype(np.int64) for name in names)
-        result = Sequences(ids, lengths)
+        sequences = Sequences(ids, lengths)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CorruptCheckpoint(f"{file.name} is not a file of ids and lengths", "record it again") from error
     if len(ids) and not 0 <= ids.min() <= ids.max() < size:
         raise CorruptCheckpoint(f"{file.name} holds an id outside 0 to {size - 1}", "record it again")
-    return result
+    return sequences
 
 
 def _inside(folder: Path, name: Any) -> Path:
@@ -174,11 +175,11 @@ def _header(size: int, key_id: str | None) -> dict[str, Any]:
 def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
     """Returns the vocabulary's size, the key's identifier and the observations, without an unfinished last line."""
     try:
-        whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
-        header, *entries = (json.loads(line) for line in whole)
+        whole_lines = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
+        header, *entries = (json.loads(line) for line in whole_lines)
     except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
         raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
-    if not isinstance(header, dict) or not all(isinstance(one, dict) for one in entries):
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in entries):
         raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again")
     if type(version := header.get("milkglass_transcript")) is not int or version != VERSION:
         raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
@@ -194,8 +195,8 @@ def _write(folder: Path, lines: list[dict[str, Any]]) -> None:
     files.write(folder / INDEX, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _link(file: Path, to: Path) -> None:
+def _link(file: Path, target: Path) -> None:
     try:
-        os.link(file, to)
+        os.link(file, target)
     except OSError:
-        shutil.copyfile(file, to)
+        shutil.copyfile(file, target)

@@ -61,8 +61,8 @@ class Truth:
         places = guess.at(self.sent)
         if self.origin is None:
             return places
-        lost = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
-        return np.concatenate([places, lost])[self.origin]
+        unsent_row = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
+        return np.concatenate([places, unsent_row])[self.origin]
 
     def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
         """Returns (total,) the bits -log2 P(token) by which each of `tokens` surprises an attacker who states chances.
@@ -72,9 +72,9 @@ class Truth:
         """
         if guess.chances is None or guess.running is None or self.origin is not None:
             return None
-        right = guess.running == self.tokens.ids[:, None]
-        listed = right.any(1)
-        column = np.where(listed, right.argmax(1), right.shape[1])
+        is_right = guess.running == self.tokens.ids[:, None]
+        listed = is_right.any(1)
+        column = np.where(listed, is_right.argmax(1), is_right.shape[1])
         chance = np.take_along_axis(guess.chances, column[:, None], 1)[:, 0]
         if guess.weights is not None:
             chance = chance * np.where(listed, 1.0, guess.weights[self.tokens.ids])
@@ -89,10 +89,10 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
     Args:
         commonest: how many ids count as common; at most half of those that occur.
     """
-    letters = np.array([any(char.isalpha() for char in piece) for piece in pieces])
-    common = min(commonest, int((np.asarray(counts) > 0).sum()) // 2)
-    letters[np.argsort(-np.asarray(counts), kind="stable")[:common]] = False
-    return letters
+    is_content = np.array([any(char.isalpha() for char in piece) for piece in pieces])
+    common_count = min(commonest, int((np.asarray(counts) > 0).sum()) // 2)
+    is_content[np.argsort(-np.asarray(counts), kind="stable")[:common_count]] = False
+    return is_content
 
 
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
@@ -107,30 +107,29 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     """
     if guess.topics is not None:
         return Recovery(_of_answers(guess.topics, guess.token_lengths, truth, rng))
-    sent = truth.tokens
-    counted = truth.ordinary[sent.ids]
+    tokens = truth.tokens
+    counted = truth.ordinary[tokens.ids]
     if guess.bags is not None:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
-        return Recovery(recovery.bags(bags, sent.kept(counted), rng))
+        return Recovery(recovery.bags(bags, tokens.kept(counted), rng))
     if guess.texts is not None:
-        batches = np.ones(len(sent), np.int64) if truth.batches is None else truth.batches
-        result = guess.texts.kept(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole_texts(result, sent.kept(counted), batches, truth.read, rng))
+        batches = np.ones(len(tokens), np.int64) if truth.batches is None else truth.batches
+        guessed = guess.texts.kept(truth.ordinary[guess.texts.ids])
+        return Recovery(recovery.whole_texts(guessed, tokens.kept(counted), batches, truth.read, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
-    for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
-        measures |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}
+    for name, mask in (("tokens", counted), ("content", counted & truth.content[tokens.ids])):
+        measures |= {f"{name} top-{k}": share for k, share in recovery.tokens(places, tokens, mask, rng).items()}
         if (bits := truth.surprise(guess)) is not None:
-            measures[f"{name} hidden bits"] = recovery.mean(bits, sent, which, rng)
+            measures[f"{name} hidden bits"] = recovery.mean(bits, tokens, mask, rng)
     if guess.table is not None:
-        known = truth.ordinary[truth.inverse]
-        ranked = recovery.vocabulary(guess.table, truth.inverse, known, rng)
-        measures |= {f"vocabulary top-{k}": one for k, one in ranked.items()}
+        ordinary_rows = truth.ordinary[truth.inverse]
+        ranked = recovery.vocabulary(guess.table, truth.inverse, ordinary_rows, rng)
+        measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
     best = places[:, 0]
-    measures["exact texts"] = recovery.exact(best, sent, counted, rng)
-    measures |= recovery.texts(
-        Sequences(best, sent.lengths).kept(counted & (best != NO_BELIEF)), sent.kept(counted), truth.read, rng
-    )
+    measures["exact texts"] = recovery.exact(best, tokens, counted, rng)
+    guessed = Sequences(best, tokens.lengths).kept(counted & (best != NO_BELIEF))
+    measures |= recovery.texts(guessed, tokens.kept(counted), truth.read, rng)
     return Recovery(measures)
 
 
@@ -140,7 +139,7 @@ def _of_answers(topics: Ids, lengths: Sequences | None, truth: Truth, rng: np.ra
     measures = {"topics": ratio((topics == truth.topics).astype(np.float64), np.ones(len(topics)), rng)}
     if lengths is not None and truth.token_lengths is not None:
         pairs = list(zip(lengths, truth.token_lengths, strict=True))
-        right = [float((one[: len(other)] == other[: len(one)]).sum()) for one, other in pairs]
-        counts = [float(max(len(one), len(other))) for one, other in pairs]
-        measures["token lengths"] = ratio(np.array(right), np.array(counts), rng)
+        right_counts = [float((guessed[: len(true)] == true[: len(guessed)]).sum()) for guessed, true in pairs]
+        token_counts = [float(max(len(guessed), len(true))) for guessed, true in pairs]
+        measures["token lengths"] = ratio(np.array(right_counts), np.array(token_counts), rng)
     return measures

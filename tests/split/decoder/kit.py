@@ -74,14 +74,14 @@ def serving(
     send_buffer: int = 0,
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
-    made = open_layers(checkpoint, "tiny", policy or RowPolicy(), sessions)
-    gate = Gate(made.package, unattested=unattested)
+    session_table, package = open_layers(checkpoint, "tiny", policy or RowPolicy(), sessions)
+    gate = Gate(package, unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = listen(settings, settings.connections)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    limit = app.largest_message(made.sessions.info)
-    split = app.create_app(made.sessions, gate, TOKEN, idle)
+    limit = app.largest_message(session_table.info)
+    split = app.create_app(session_table, gate, TOKEN, idle)
     web = WebServer(split, settings, limits or Limits(), largest_message=limit)
     thread = threading.Thread(target=lambda: web.run(sockets=[listener]), daemon=True)
     thread.start()
@@ -92,7 +92,7 @@ def serving(
         until = time.monotonic() + 60
         while not web.started and time.monotonic() < until:
             time.sleep(0.01)
-        yield Served(server, port, made.sessions, gate, table, web)
+        yield Served(server, port, session_table, gate, table, web)
     finally:
         web.should_exit = True
         thread.join(60)

@@ -45,8 +45,8 @@ WORDS = [
 @pytest.fixture(scope="module")
 def enclave(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Enclave:
     folder = tmp_path_factory.mktemp("client") / "enclave"
-    at_rest.build(folder, "process", "tiny", 8, served.server.package)
-    with at_rest.opened(folder) as running:
+    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.package)
+    with at_rest.open_enclave(folder) as running:
         yield running
 
 
@@ -54,7 +54,9 @@ def scene(folder: Path, tmp_path: Path, enclave: Enclave, settings: RnmSettings)
     rng = np.random.default_rng(1)
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(" ".join(rng.choice(WORDS, 6)) for _ in range(60)), "utf-8")
-    return audit_scene.build(Checkpoint.open(folder), enclave, settings, 8, AuditFiles(text, None, rows=None, seed=1))
+    return audit_scene.decoder_scene(
+        Checkpoint.open(folder), enclave, settings, 8, AuditFiles(text, None, rows=None, seed=1)
+    )
 
 
 def share(staged: SplitScene, attack: NearHidden | ChannelAttack, who: str) -> float:

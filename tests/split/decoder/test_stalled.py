@@ -126,7 +126,7 @@ def test_a_client_that_does_not_read_the_end_loses_its_session(folder: Path, tmp
         assert server.writable.is_set()
         send(one, BINARY, first(served))
         until(lambda: not server.writable.is_set())
-        assert session(served).over, "it was sent, and the table holds it while the close waits"
+        assert session(served).is_over, "it was sent, and the table holds it while the close waits"
         assert served.settled()
         until(lambda: not rows(served) and not served.web.server_state.tasks)
 

@@ -25,7 +25,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
         axis: what the scale counts, with its unit.
         lines: what costs an attacker nothing, drawn as thin bars below.
     """
-    rows = {name: one for name, one in rows.items() if one.units}
+    rows = {name: interval for name, interval in rows.items() if interval.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
     labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *lines)]
     if not labels:
@@ -39,21 +39,21 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
                 ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
                     axes.errorbar(100 * row.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
-            _figure(axes, row.value, row.value if alone else max(row.value, row.high), place, alone)
+            _write_share(axes, row.value, row.value if alone else max(row.value, row.high), place, alone)
         for place, value in enumerate(lines.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
-            _figure(axes, value, value, place)
+            _write_share(axes, value, value, place)
         axes.set(xlim=(0, 100), ylim=(len(labels) - 0.5, -0.5), xlabel=axis, xticks=range(0, 101, 25))
         axes.set_yticks(range(len(labels)), labels)
         axes.grid(axis="y", visible=False)
         return svg(figure, title)
 
 
-def _figure(axes: Any, value: float, end: float, place: int, least: bool = False) -> None:
+def _write_share(axes: Any, value: float, end: float, place: int, least: bool = False) -> None:
     """Writes a share beside the end of its bar."""
-    shown = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
-    words = f"{'≥ ' if least else ''}{shown} %"
-    axes.annotate(words, (100 * end, place), (8, 0), textcoords="offset points", va="center")
+    percentage = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
+    label = f"{'≥ ' if least else ''}{percentage} %"
+    axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 
 def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint]) -> str:
@@ -69,25 +69,25 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     with styled():
         figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
         for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
-            own = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
+            adversary_points = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            axes.plot(*zip(*own, strict=True), label=adversary, linewidth=2.5, clip_on=False, **style)
+            axes.plot(*zip(*adversary_points, strict=True), label=adversary, linewidth=2.5, clip_on=False, **style)
         axes.set(xscale="log", ylim=(0, 100), xlabel=axes_titles[0], ylabel=axes_titles[1], yticks=range(0, 101, 25))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(_apart(sorted({max(1, point.tokens) for point in points})))
+        axes.set_xticks(_sizes_apart(sorted({max(1, point.tokens) for point in points})))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, place: short(round(tokens))))
         figure.legend(loc="outside lower left", alignment="left")
         return svg(figure, title)
 
 
-def _apart(sizes: Sequence[int]) -> list[int]:
+def _sizes_apart(sizes: Sequence[int]) -> list[int]:
     """Returns the sizes whose labels do not overlap on the logarithmic axis, the last one among them."""
-    least = (sizes[-1] / sizes[0]) ** (1 / 14)
-    result: list[int] = []
+    min_ratio = (sizes[-1] / sizes[0]) ** (1 / 14)
+    labelled_sizes: list[int] = []
     for size in reversed(sizes):
-        if not result or result[-1] >= least * size:
-            result.append(size)
-    return result
+        if not labelled_sizes or labelled_sizes[-1] >= min_ratio * size:
+            labelled_sizes.append(size)
+    return labelled_sizes
 
 
 def short(count: int) -> str:

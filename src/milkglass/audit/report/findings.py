@@ -37,22 +37,22 @@ def warnings(
         spent: how much was read of how many tokens.
         attacks: those that may bring a finding of their own, by name.
     """
-    key = {"spent": curve_in_words(spent), "at_once": _at_once(spent)}
+    budget_texts = {"spent": curve_in_words(spent), "at_once": _is_read_at_once(spent)}
     words = words_of(scene)
-    texts_of_read = {part: filled(getattr(words, part), scene=scene, **key) for part in ("why", "change")}
+    texts_of_read = {part: filled(getattr(words, part), scene=scene, **budget_texts) for part in ("why", "change")}
     best = strongest(cells, "content top-1")
-    read = best is not None and best.value("content top-1") >= 0.1
-    named = named_best(cells) if scene.of_states else None
+    is_read = best is not None and best.value("content top-1") >= 0.1
+    best_naming = named_best(cells) if scene.of_states else None
     states = scene.transcript.all(Activations)
     rate = id_rate(scene)
     incomplete = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
     rules: dict[str, Values] = {
         "broken": None if scene.broken is None else {},
-        "read": {"best": best, "classes": _classes(best), **texts_of_read} if read and best is not None else None,
+        "read": {"best": best, "classes": _exposed_classes(best), **texts_of_read} if is_read and best else None,
         **dict.fromkeys(words.findings, {}),
-        "named": {"best": named} if named is not None and named.value("bag f1") >= 0.1 else None,
+        "named": {"best": best_naming} if best_naming is not None and best_naming.value("bag f1") >= 0.1 else None,
         "clusters": _clusters(cells),
-        "budget": key if key["spent"] and not read else None,
+        "budget": budget_texts if budget_texts["spent"] and not is_read else None,
         "understated": _understated(scene, cells),
         "rate": None if rate is None else {"rate": rate},
         "hidden": _hidden(cells),
@@ -60,17 +60,17 @@ def warnings(
         "small": {} if scene.promise.below_k else None,
         "repetition": _repetition(scene),
         "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
-        "lengths": {} if scene.of_states and not all(one.pooled for one in states) else None,
+        "lengths": {} if scene.of_states and not all(state.pooled for state in states) else None,
         "limits": {"left": incomplete} if incomplete else None,
     }
-    result = [
+    findings = [
         _finding(TEXTS["finding"][name], {"scene": scene, **values})
         for name, values in rules.items()
         if values is not None
     ]
-    own = {name: one.finding for name, one in attacks.items() if one.finding is not None}
-    grave = [cell for cell in cells if cell.attack in own and cell.value("content top-1") >= 0.1]
-    return (*result, *(_finding(own[cell.attack], {"scene": scene, "result": cell}) for cell in grave))
+    own_findings = {name: attack.finding for name, attack in attacks.items() if attack.finding is not None}
+    reading = [cell for cell in cells if cell.attack in own_findings and cell.value("content top-1") >= 0.1]
+    return (*findings, *(_finding(own_findings[cell.attack], {"scene": scene, "result": cell}) for cell in reading))
 
 
 def _finding(texts: Mapping[str, str], values: Mapping[str, Any]) -> Finding:
@@ -82,7 +82,7 @@ def words_of(scene: Scene) -> DefenceWords:
     if scene.words is not None:
         return scene.words
     if scene.of_states:
-        mixed = any(one.mixed is not None for one in scene.transcript.all(Activations))
+        mixed = any(states.mixed is not None for states in scene.transcript.all(Activations))
         return DefenceWords(**TEXTS["defence"]["mixed" if mixed else "states"])
     kind = "symbols" if scene.symbols is not None else "clusters" if scene.promise.shared else "tokens"
     kind = "aliases" if kind == "tokens" and scene.promise.aliases > 1 else kind
@@ -122,20 +122,20 @@ def curve_in_words(spent: Spent) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
     sentences = []
     for who, shares in spent.items():
-        most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
-        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
+        best = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
+        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in best.items()]
     return "; ".join(sentences)
 
 
-def _at_once(spent: Spent) -> bool:
+def _is_read_at_once(spent: Spent) -> bool:
     """Returns whether half of the content is already read at the first point where 10 % is."""
     return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
 
 
-def _classes(best: AttackResult) -> str:
+def _exposed_classes(best: AttackResult) -> str:
     """Returns the classes of tokens that must not be read and are."""
-    read = {name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word")}
-    return ", ".join(f"{name}s {100 * one.value:.0f} %" for name, one in read.items() if one.value >= 0.2)
+    shares = {name: share for name, share in best.by_class.items() if name in ("number", "name", "rare word")}
+    return ", ".join(f"{name}s {100 * share.value:.0f} %" for name, share in shares.items() if share.value >= 0.2)
 
 
 def _clusters(cells: tuple[AttackResult, ...]) -> Values:
@@ -146,16 +146,16 @@ def _clusters(cells: tuple[AttackResult, ...]) -> Values:
 def _understated(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
     """Returns what attacks read beyond the measures by which papers judge a defence."""
     best, k = strongest(cells), int(scene.scheme.get("k", 0))
-    neighbours = [one for one in cells if one.attack in ("knn", "knn+", "ednn") and one.state == "done"]
-    weak = max((one.value("tokens top-1") for one in neighbours), default=math.nan)
-    guesses = tuple(one for one in cells if one.attack == "cluster-conditional" and one.state == "done")
+    neighbours = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    best_neighbour = max((neighbour.value("tokens top-1") for neighbour in neighbours), default=math.nan)
+    guesses = tuple(cell for cell in cells if cell.attack == "cluster-conditional" and cell.state == "done")
     guess = strongest(guesses, "tokens top-1")
-    beyond = best is not None and best.value("tokens top-1") > 1.5 * weak
-    twice = guess is not None and k > 0 and guess.value("tokens top-1") >= 2 / k
-    if not beyond and not twice:
+    reads_more = best is not None and best.value("tokens top-1") > 1.5 * best_neighbour
+    guesses_better = guess is not None and k > 0 and guess.value("tokens top-1") >= 2 / k
+    if not reads_more and not guesses_better:
         return None
-    guessed = guess.value("tokens top-1") if twice and guess is not None else None
-    return {"best": best, "weak": weak if beyond else None, "guessed": guessed}
+    guessed = guess.value("tokens top-1") if guesses_better and guess is not None else None
+    return {"best": best, "weak": best_neighbour if reads_more else None, "guessed": guessed}
 
 
 def _hidden(cells: tuple[AttackResult, ...]) -> Values:
@@ -168,21 +168,21 @@ def _hidden(cells: tuple[AttackResult, ...]) -> Values:
 
 def _members(scene: Scene) -> Values:
     """Returns what the trained rows tell about membership. None: nothing."""
-    named = TunedRows.members_of(scene.transcript)
-    trained = [one.ids for one in scene.transcript.all(Tokens) if one.purpose == "train"]
-    if named is None or not trained:
+    moved = TunedRows.members_of(scene.transcript)
+    trained = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
+    if moved is None or not trained:
         return None
-    occurred = Sequences.of(part for one in trained for part in one).counts(len(named)) > 0
+    occurred = Sequences.of(text for texts in trained for text in texts).counts(len(moved)) > 0
     ordinary = scene.truth.ordinary[scene.truth.inverse]
-    named, occurred = named & ordinary, occurred & ordinary
-    hits = int((named & occurred).sum())
-    if not hits or hits / named.sum() < 1.2 * occurred.sum() / ordinary.sum():
+    moved, occurred = moved & ordinary, occurred & ordinary
+    hits = int((moved & occurred).sum())
+    if not hits or hits / moved.sum() < 1.2 * occurred.sum() / ordinary.sum():
         return None  # all rows moved, as under a tied head: that says nothing
-    return {"named": int(named.sum()), "hits": hits, "occurred": int(occurred.sum())}
+    return {"named": int(moved.sum()), "hits": hits, "occurred": int(occurred.sum())}
 
 
 def _repetition(scene: Scene) -> Values:
-    texts = [one.tobytes() for one in scene.transcript.tokens]
+    texts = [token.tobytes() for token in scene.transcript.tokens]
     repeated = 1 - len(set(texts)) / len(texts) if texts else 0.0
     return {"repeated": repeated} if repeated >= 0.01 else None
 
@@ -197,7 +197,7 @@ def distortion(scene: Scene) -> float:
 
     public = scene.adversaries[0].knowledge.public_model
     assert public is not None
-    if not any(one.model.has_table for one in scene.transcript.all(Weights)):
+    if not any(weights.model.has_table for weights in scene.transcript.all(Weights)):
         return float("nan")  # the table is in the client's half
     mixed, plain = scene.transcript.table, public.table
     if mixed.shape[1] != plain.shape[1]:

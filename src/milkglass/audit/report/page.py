@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -42,9 +43,9 @@ def percent(fraction: float) -> str:
     return f"{value:.1f}\u00a0%" if value >= 0.05 or value == 0 else f"{value:.1g}\u00a0%"
 
 
-def interval(one: Interval) -> str:
+def interval(measured: Interval) -> str:
     """Formats an interval, or "" if there is none because the attack was cut."""
-    return "" if math.isnan(one.low) else f"{100 * one.low:.1f}\u2013{100 * one.high:.1f}"
+    return "" if math.isnan(measured.low) else f"{100 * measured.low:.1f}\u2013{100 * measured.high:.1f}"
 
 
 def duration(seconds: float) -> str:
@@ -57,7 +58,7 @@ def charts_svg(result: Audit) -> dict[str, str]:
     nominal = {} if (k := result.nominal_k) is None else {f"1/k, promised for k = {k}": 1 / k}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
     words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
-    points = [replace(one, adversary=_attacker(one.adversary)) for one in result.curve]
+    points = [replace(point, adversary=_attacker(point.adversary)) for point in result.curve]
     budget = ("words and pieces of words sent under one key", content)
     return {
         "overview": charts.bars("All words", words, _best(result, "tokens top-1"), nominal),
@@ -71,9 +72,9 @@ def charts_svg(result: Audit) -> dict[str, str]:
 
 def _best(result: Audit, measure: str) -> dict[str, Interval]:
     """Returns for each attacker the best figure of any attack by this measure."""
-    read = [cell for cell in result.cells if measure in cell.measures]
-    per = {who: strongest(tuple(c for c in read if c.adversary == who), measure) for who in result.adversaries}
-    return {_attacker(who): cell.measures[measure] for who, cell in per.items() if cell is not None}
+    measured = [cell for cell in result.cells if measure in cell.measures]
+    best = {who: strongest(tuple(c for c in measured if c.adversary == who), measure) for who in result.adversaries}
+    return {_attacker(who): cell.measures[measure] for who, cell in best.items() if cell is not None}
 
 
 def _attacker(name: str) -> str:
@@ -83,25 +84,25 @@ def _attacker(name: str) -> str:
 def code(text: str) -> Markup:
     """Returns HTML with words between backticks as code."""
     parts = str(escape(text)).split("`")
-    return Markup("".join(f"<code>{one}</code>" if place % 2 else one for place, one in enumerate(parts)))
+    return Markup("".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts)))
 
 
-def visible(text: str, own: frozenset[str]) -> str:
-    """Returns a text with escapes for characters that fonts may lack: not in `own` and in no common alphabet."""
-    return "".join(c if c.isprintable() and (c in own or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
+def visible(text: str, own_letters: frozenset[str]) -> str:
+    """Returns a text with escapes for characters that fonts may lack: all but `own_letters` and common alphabets."""
+    return "".join(c if c.isprintable() and (c in own_letters or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
 
 
-def _played(result: Audit) -> dict[str, object]:
+def _attack_lists(result: Audit) -> dict[str, object]:
     """Returns the attacks that ran, the strongest first, and why each other attack did not run."""
-    ran = [one for one in result.cells if one.state == "done"]
-    ran.sort(key=lambda one: -1.0 if math.isnan(one.value("tokens top-1")) else one.value("tokens top-1"), reverse=True)
-    idle = {(one.what, one.state, one.reason): None for one in result.cells if one.state != "done"}
-    return {"ran": ran, "idle": [*idle]}
+    done = [cell for cell in result.cells if cell.state == "done"]
+    done.sort(key=lambda cell: np.nan_to_num(cell.value("tokens top-1"), nan=-1.0), reverse=True)
+    not_done = {(cell.what, cell.state, cell.reason): None for cell in result.cells if cell.state != "done"}
+    return {"ran": done, "idle": [*not_done]}
 
 
 def environment(own_letters: str) -> Environment:
     """Returns the template engine of all reports. `visible` shows the characters of `own_letters` as they are."""
-    result = Environment(
+    engine = Environment(
         loader=PackageLoader("milkglass", ""),
         autoescape=True,
         undefined=StrictUndefined,
@@ -109,13 +110,14 @@ def environment(own_letters: str) -> Environment:
         lstrip_blocks=True,
     )
     letters = frozenset(own_letters)
-    result.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
-    result.filters |= {"attacker": _attacker, "visible": lambda text: visible(text, letters)}
-    return result
+    engine.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
+    engine.filters |= {"attacker": _attacker, "visible": lambda text: visible(text, letters)}
+    return engine
 
 
 def render(result: Audit) -> str:
-    template = environment("".join(one.original for one in result.examples)).get_template("audit/report/page.html")
+    letters = "".join(example.original for example in result.examples)
+    template = environment(letters).get_template("audit/report/page.html")
     pictures = {name: Markup(svg) for name, svg in charts_svg(result).items()}  # our own text, escaped where it quotes
     return template.render(
         r=result,
@@ -123,6 +125,6 @@ def render(result: Audit) -> str:
         label=LABELS[result.level],
         most=MOST_SHARE,
         much=MUCH_SHARE,
-        **_played(result),
+        **_attack_lists(result),
         **pictures,
     )

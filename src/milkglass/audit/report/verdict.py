@@ -28,7 +28,7 @@ PHRASES = {
     KNOWN: "an attacker with text like yours, who knows some of it word for word",
 }
 RUNS = ", and can run "  # in an attacker's words, before what it runs
-SAID = TEXTS["verdict"]
+SENTENCES = TEXTS["verdict"]
 
 
 def verdict(
@@ -42,16 +42,16 @@ def verdict(
         cells: the result of each attack.
         crosses: what is attacked, if not ids under a key, see `crossing`.
     """
-    bag, names = named_best(cells), unfinished(best, cells)
-    bag_sentence = "" if bag is None else filled(SAID["words"], best=bag, who=who[bag.adversary])
-    sentences = [bag_sentence or SAID["nothing"]]
+    naming, names = named_best(cells), unfinished(best, cells)
+    bag_sentence = "" if naming is None else filled(SENTENCES["words"], best=naming, who=who[naming.adversary])
+    sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
         sentences = [
             _sentence(best, who, cells, crosses),
-            bag_sentence if _alone(cells) else "",
+            bag_sentence if _is_without_solvers(cells) else "",
             TEXTS["advice"][level(best, cells)],
         ]
-    sentences.append(filled(SAID["unfinished"], names=names) if names else "")
+    sentences.append(filled(SENTENCES["unfinished"], names=names) if names else "")
     return " ".join(filter(None, sentences))
 
 
@@ -61,10 +61,10 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     If half of a text's words are named without their order, it is at least "much": anyone would guess a part of these.
     A figure that may still rise is never given the mildest level.
     """
-    share, bag = math.nan if best is None else _share(best, cells), _named_share(cells)
-    if bag >= MOST_SHARE and not share >= MOST_SHARE:
+    share, named_share = math.nan if best is None else _content_share(best, cells), _named_share(cells)
+    if named_share >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
-    return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(bag)))
+    return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(named_share)))
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
@@ -117,10 +117,10 @@ def of_100(share: float, least: bool = False) -> str:
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     """Returns the sentence on what the strongest attack reads."""
-    least, share = bool(unfinished(best, cells)), _share(best, cells)
+    least, share = bool(unfinished(best, cells)), _content_share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
     return filled(
-        SAID["said"],
+        SENTENCES["said"],
         crosses=crosses,
         attacker=attacker if crosses else f"{attacker[0].upper()}{attacker[1:]}",
         much="most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some",
@@ -136,12 +136,9 @@ def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str)
 
     One attack may read most of all words, and another most of the content words.
     """
-    read = (
-        one.value(measure)
-        for one in cells
-        if one.adversary == best.adversary and one.state == "done" and not one.of_outputs and measure in one.measures
-    )
-    return max((one for one in read if not math.isnan(one)), default=best.value(measure))
+    same = [cell for cell in cells if (cell.adversary, cell.state, cell.of_outputs) == (best.adversary, "done", False)]
+    values = [cell.value(measure) for cell in same if measure in cell.measures]
+    return max((value for value in values if not math.isnan(value)), default=best.value(measure))
 
 
 def _attacker(name: str, words: str) -> str:
@@ -152,17 +149,17 @@ def _attacker(name: str, words: str) -> str:
     return f"{phrase}, who can run {runs}," if runs else f"{phrase}," if "," in phrase else phrase
 
 
-def _alone(cells: tuple[AttackResult, ...]) -> bool:
+def _is_without_solvers(cells: tuple[AttackResult, ...]) -> bool:
     """Returns whether no attack starts from clusters, so that words without order may be the best result."""
     return not any(cell.joint and cell.state != "does not apply" for cell in cells)
 
 
 def _named_share(cells: tuple[AttackResult, ...]) -> float:
     """Returns the share of a text's words that are named without their places; nan: places are read too."""
-    bag = named_best(cells)
-    return bag.value("bag recall") if bag is not None and _alone(cells) else math.nan
+    naming = named_best(cells)
+    return naming.value("bag recall") if naming is not None and _is_without_solvers(cells) else math.nan
 
 
-def _share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
+def _content_share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
     content = most_read(best, cells, "content top-1")
     return most_read(best, cells, "tokens top-1") if math.isnan(content) else content

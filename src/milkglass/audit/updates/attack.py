@@ -42,7 +42,7 @@ ENOUGH_PUBLIC_TOKENS = 100_000  # tokens of public text, from which on more hard
 NO_SHADOWS = "the site's texts did not pass through ghost: there are no shadows"
 
 
-def leakage(
+def audit_updates(
     site: AuditedSite,
     names: Sequence[str] | None,
     budget: Budget,
@@ -65,7 +65,7 @@ def leakage(
     attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
     corpus, public = site.public_text()
     candidates = None
-    if ghost and any("candidates" in one.assumes for one in attacks.values()):
+    if ghost and any("candidates" in attack.assumes for attack in attacks.values()):
         candidates = site.shadow_candidates()
     pools = {name: _Pool(site, attack, seed, {}) for name, attack in attacks.items()}
     attacked, refused, steps = list[int](), dict[int, str](), len(attacks) * len(site.batches)
@@ -75,8 +75,8 @@ def leakage(
             refused[round.number] = round.refused
             continue
         attacked.append(round.number)
-        for played in play(scene, attacks, ghost):
-            pools[played.result.attack].rounds[round.number] = played
+        for finished in play(scene, attacks, ghost):
+            pools[finished.result.attack].rounds[round.number] = finished
     results = [pool.result() for pool in pools.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
@@ -84,28 +84,28 @@ def leakage(
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
     public_is_short = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
-    result = UpdateAudit(
+    audit = UpdateAudit(
         site=site.recorded.site,
         ghost=ghost,
         selection=site.texts.selection,
         rounds=tuple(attacked),
         refused=refused,
-        texts=sum(len(one) for one in site.batches.values()),
+        texts=sum(len(batch) for batch in site.batches.values()),
         results=tuple(results),
-        floor=_floor(site),
+        floor=_floor_figures(site),
         public=public,
         advice="" if not public_is_short else MORE_TEXT if public["tokens"] else NO_TEXT,
         noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
-    return result, [reading for pool in pools.values() for reading in pool.readings()]
+    return audit, [reading for pool in pools.values() for reading in pool.readings()]
 
 
 def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
     """Returns the names of the attacks. Raises UsageError for an unknown or repeated name, or for none."""
     if names is None:
         return [*INVERSIONS, *(ADAPTIVE if ghost else ())]
-    if odd := [one for one in names if one not in GRADIENT_ATTACKS]:
-        raise UsageError(f"there is no attack {odd[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
+    if unknown := [name for name in names if name not in GRADIENT_ATTACKS]:
+        raise UsageError(f"there is no attack {unknown[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
     if not names or len({*names}) < len(names):
         raise UsageError("--attacks names none, or one twice", f"known: {', '.join(GRADIENT_ATTACKS)}")
     return [*names]
@@ -115,25 +115,26 @@ class _Player:
     """Runs scenes one after the other within one budget. Each attack gets an equal share of what is left."""
 
     def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
-        self._budget, self._seed, self._left, self._progress = budget, seed, steps, progress
+        self._budget, self._seed, self._attacks_left, self._progress = budget, seed, steps, progress
         self._deadline = budget if budget.clock is time.monotonic else None
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         """Runs all attacks on one update, each with an equal share of what is left of the budget."""
-        fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
+        applicable = {name: attack for name, attack in attacks.items() if ghost or Tokens not in attack.sees}
         rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
-        played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
+        finished = run(scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), rules).attacks
         not_applicable = [
-            AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()
+            AttackResult(name, attacks[name].title, SERVER, "does not apply", NO_SHADOWS)
+            for name in attacks
+            if name not in applicable
         ]
-        not_applicable = [one for one in not_applicable if one.attack not in fit]
-        self._left -= len(not_applicable)
+        self._attacks_left -= len(not_applicable)
         self._progress(len(not_applicable))
-        return [*played, *map(FinishedAttack, not_applicable)]
+        return [*finished, *map(FinishedAttack, not_applicable)]
 
     def _share(self) -> Budget:
-        self._left -= 1
-        return self._budget.part(1 / (self._left + 1))
+        self._attacks_left -= 1
+        return self._budget.part(1 / (self._attacks_left + 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,28 +148,26 @@ class _Pool:
 
     @property
     def guesses(self) -> dict[int, Guess]:
-        return {number: one.guess for number, one in self.rounds.items() if one.guess is not None}
+        return {number: attack.guess for number, attack in self.rounds.items() if attack.guess is not None}
 
     def result(self) -> UpdateResult:
         """Returns the result over all updates. An attack that failed at one update has failed."""
-        results = {number: one.result for number, one in self.rounds.items()}
-        left_out = {number: one.reason for number, one in results.items() if one.state != "done"}
+        results = {number: attack.result for number, attack in self.rounds.items()}
+        left_out = {number: result.reason for number, result in results.items() if result.state != "done"}
         blank = UpdateResult(self.attack.name, self.attack.title, SERVER, "does not apply")
-        if failed := [one for one in results.values() if one.state == "failed"]:
+        if failed := [result for result in results.values() if result.state == "failed"]:
             return replace(blank, state="failed", reason=failed[-1].reason)
-        late = [one for one in results.values() if one.state == "not run"]
-        if not self.guesses and late:
-            return replace(blank, state="not run", reason=late[0].reason)
+        not_run = [result for result in results.values() if result.state == "not run"]
+        if not self.guesses and not_run:
+            return replace(blank, state="not run", reason=not_run[0].reason)
         if not self.guesses:
             return replace(blank, reason=next(iter(left_out.values()), "there is no update that can be attacked"))
-        seconds, cut = (
-            sum(one.seconds for one in results.values()),
-            bool(late) or any(one.cut for one in results.values()),
-        )
+        seconds = sum(result.seconds for result in results.values())
+        cut = bool(not_run) or any(result.cut for result in results.values())
         attacked_rounds = tuple(number for number in results if number not in left_out)
         measures = without_intervals(self._measure(trained=False), cut)
         trained = None  # of what read shadows and no gradients
-        if all(one.texts is not None for one in self.guesses.values()):
+        if all(guess.texts is not None for guess in self.guesses.values()):
             trained = without_intervals(self._measure(trained=True), cut) if self.site.texts.ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
@@ -178,35 +177,34 @@ class _Pool:
     def _measure(self, trained: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together."""
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
-        return measure(
-            _join([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
-        )
+        truth = replace(truth, original=truth.sent) if trained else truth
+        return measure(_joined_guess([*self.guesses.values()]), truth, self.seed)
 
     def readings(self) -> Iterator[dict[str, Any]]:
         for number, guess in self.guesses.items():
             truth = self.site.truth([self.site.batches[number]])
-            read = [truth.read(text) for text in _texts(guess, truth.sent)]
+            read = [truth.read(text) for text in _read_texts(guess, truth.sent)]
             texts = [truth.read(text) for text in truth.tokens]
             yield {"attack": self.attack.name, "round": number, "texts": texts, "readings": read}
 
 
-def _join(guesses: Sequence[Guess]) -> Guess:
+def _joined_guess(guesses: Sequence[Guess]) -> Guess:
     """Returns the guesses of several updates as one."""
     if guesses[0].texts is not None:
-        return Guess(texts=Sequences.of(text for one in guesses if one.texts is not None for text in one.texts))
-    return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))
+        return Guess(texts=Sequences.of(text for guess in guesses if guess.texts is not None for text in guess.texts))
+    return Guess(running=np.concatenate([guess.running for guess in guesses if guess.running is not None]))
 
 
-def _floor(site: AuditedSite) -> dict[str, float]:
+def _floor_figures(site: AuditedSite) -> dict[str, float]:
     if not site.batches:
         return {}
     truth = site.truth([*site.batches.values()])
     return floors(truth.tokens, truth.ordinary[truth.tokens.ids], None, len(truth.ordinary))
 
 
-def _texts(guess: Guess, sent: Sequences) -> Sequences:
+def _read_texts(guess: Guess, sent: Sequences) -> Sequences:
     """Returns the likeliest tokens of each text, without places that have no guess."""
     if guess.texts is not None:
         return guess.texts
-    best = Sequences(guess.at(sent)[:, 0], sent.lengths)
-    return best.kept(best.ids >= 0)
+    likeliest = Sequences(guess.at(sent)[:, 0], sent.lengths)
+    return likeliest.kept(likeliest.ids >= 0)

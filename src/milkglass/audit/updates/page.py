@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup
@@ -18,10 +19,10 @@ MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page. `readings` are what each attack read of each update, which is private."""
-    measured = sorted((one for one in result.done if one.measures), key=lambda one: -one.tokens.value)
+    measured = sorted((r for r in result.done if r.measures), key=lambda r: -r.tokens.value)
     best = measured[0] if measured else None
-    level = level_of(best.tokens.value, any(one.cut for one in measured)) if best else "unknown"
-    example = next((one for one in readings if best is not None and one["attack"] == best.attack), None)
+    level = level_of(best.tokens.value, any(r.cut for r in measured)) if best else "unknown"
+    example = next((reading for reading in readings if best is not None and reading["attack"] == best.attack), None)
     texts = [] if example is None else [*example["texts"][:MAX_EXAMPLES], *example["readings"][:MAX_EXAMPLES]]
     return (
         environment("".join(texts))
@@ -38,14 +39,14 @@ def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str
     """Returns the charts as SVG, by name; "" for one without a figure."""
 
     def of_texts(measure: Callable[[Measures], Interval]) -> dict[str, Interval]:
-        return {one.title: measure(one.measures) for one in results}
+        return {attacked.title: measure(attacked.measures) for attacked in results}
 
     guesses = {}
     if result.floor:
         guesses["guessing the commonest token each time"] = result.floor["commonest token"]
-    trained = {one.title: tokens(one.trained) for one in results if one.trained and result.ghost}
+    trained = {attacked.title: tokens(attacked.trained) for attacked in results if attacked.trained and result.ghost}
     return {
         "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(tokens), guesses),
-        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(lambda one: one["rouge-1"]), {}),
+        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(itemgetter("rouge-1")), {}),
         "shadows": charts.bars("Shadows", "read of the shadows, in %", trained, {}),
     }

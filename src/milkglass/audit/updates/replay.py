@@ -69,10 +69,10 @@ class SiteTexts:
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
         _require_same(self.rows, examples, source.name)
-        self.originals, ids = Sequences.of(originals(model, [one.text for one in examples])), self.rows.ids
+        self.originals, ids = Sequences.of(originals(model, [example.text for example in examples])), self.rows.ids
         self.ghost = stamp is not None and stamp.method == GHOST
-        alike = self.ghost or np.array_equal(self.originals.ids, ids.ids)
-        if (self.originals.lengths != ids.lengths).any() or not alike:
+        has_same_texts = self.ghost or np.array_equal(self.originals.ids, ids.ids)
+        if (self.originals.lengths != ids.lengths).any() or not has_same_texts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
         self.searched, self.selection = Search(), ""
         if stamp is not None and self.ghost:
@@ -122,7 +122,7 @@ class RecordedRun:
         if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
             raise UsageError(f"{folder} does not say its settings", "repeat the run with this version of Milkglass")
         if not run.done or not list(folder.glob(f"updates/round-*/{site}.json")):
-            raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_sites(folder)}")
+            raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_site_names(folder)}")
         self.site, self.model, self.step = site, model, SharedStep.open(model, "classification", classes, seed)
         self.start = weights_of(self.step)
         self._verify()
@@ -130,48 +130,50 @@ class RecordedRun:
     def rounds(self) -> Iterator[Round]:
         """Yields the rounds in which the site sent an update, with the weights that it received."""
         for number, weights in enumerate(self._weights()):
-            path = self._place(number) / f"{self.site}.json"
+            path = self._folder_of_round(number) / f"{self.site}.json"
             if path.is_file():
-                seen, steps = read_update(path)
+                gradients, steps = read_update(path)
                 reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
-                yield Round(number, weights, None if reason else seen, reason)
+                yield Round(number, weights, None if reason else gradients, reason)
 
     def _weights(self) -> Iterator[Tensors]:
         """Yields the weights before each round, and after the last one."""
         weights = self.start
         yield weights
         for number in range(len(self.run.done)):
-            updates = [_update(one) for one in sorted(self._place(number).glob("*.json"))]
+            updates = [_read_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
             weights = step_weights(weights, mean(updates, weights), float(self.run.settings["lr"]))
             yield weights
 
     def _verify(self) -> None:
         """Checks that the updates lead to the run's weights. Raises UsageError."""
-        last, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
-        same = last.keys() == recorded.keys() and all(one.shape == last[name].shape for name, one in recorded.items())
-        if not same or not all(torch.allclose(last[name], one, **TOLERANCES) for name, one in recorded.items()):
+        replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
+        shapes, recorded_shapes = ({n: t.shape for n, t in weights.items()} for weights in (replayed, recorded))
+        if shapes != recorded_shapes or not all(
+            torch.allclose(replayed[n], recorded[n], **TOLERANCES) for n in recorded
+        ):
             raise UsageError(
                 "the recorded updates do not lead from this model to the run's weights",
                 "give the --model of the run; if it is that, an update or the weights were changed",
             )
 
-    def _place(self, number: int) -> Path:
+    def _folder_of_round(self, number: int) -> Path:
         return self.run.folder / "updates" / f"round-{number}"
 
 
-def _update(path: Path) -> Update:
-    seen, steps = read_update(path)
-    return Update(path.stem, seen.tensors, seen.batch_size, steps)
+def _read_update(path: Path) -> Update:
+    gradients, steps = read_update(path)
+    return Update(path.stem, gradients.tensors, gradients.batch_size, steps)
 
 
-def _sites(folder: Path) -> str:
-    names = {str(read_json(one).get("site", "")) for one in folder.glob("updates/round-*/*.json")}
+def _site_names(folder: Path) -> str:
+    names = {str(read_json(path).get("site", "")) for path in folder.glob("updates/round-*/*.json")}
     return ", ".join(sorted(names - {""})) or "none"
 
 
 def _require_same(rows: SiteRows, examples: list[Example], name: str) -> None:
     """Checks that there are as many rows, and that labels and numbers correspond one to one."""
-    pairs = {(one.label, number) for one, number in zip(examples, rows.labels.tolist(), strict=False)}
-    alike = len({one for one, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
-    if len(examples) != len(rows) or not alike:
+    pairs = {(example.label, number) for example, number in zip(examples, rows.labels.tolist(), strict=False)}
+    is_one_to_one = len({label for label, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
+    if len(examples) != len(rows) or not is_one_to_one:
         raise UsageError(f"{name} holds other rows than the site was prepared from", "give that file")

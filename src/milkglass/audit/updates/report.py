@@ -90,7 +90,7 @@ class UpdateAudit:
 
     @property
     def done(self) -> list[UpdateResult]:
-        return [one for one in self.results if one.state == "done"]
+        return [result for result in self.results if result.state == "done"]
 
     @property
     def public_text(self) -> str:
@@ -99,11 +99,11 @@ class UpdateAudit:
 
     def notes(self) -> list[str]:
         """Returns what a reader of the figures has to know, a line each."""
-        lines = [f"{one.attack}: {one.gap}" for one in self.results if one.gap]
+        lines = [f"{result.attack}: {result.gap}" for result in self.results if result.gap]
         lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
         if self.done:
             lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
-        if any(one.cut for one in self.done):
+        if any(result.cut for result in self.done):
             lines += ["not finished: its share of --budget was over; more texts in a batch need more"]
         if self.floor:
             commonest = f"{100 * self.floor['commonest token']:.1f} %"
@@ -120,7 +120,7 @@ class UpdateAudit:
             other = "" if self.selection == "states" else ", which is not the paper's"
             lines += [f"ghost's selection of shadows: {self.selection}{other}"]
         lines += [self.advice] if self.advice else []
-        if any(one.attack.startswith("shadow-") for one in self.done):
+        if any(result.attack.startswith("shadow-") for result in self.done):
             lines += ["shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
         return lines
 
@@ -129,7 +129,7 @@ class UpdateAudit:
         raw = {
             "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
             "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
-            "found": [one.row() for one in self.results],
+            "found": [result.row() for result in self.results],
             "floor": self.floor, "public": self.public, "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", self.public_text],
         }  # fmt: skip
@@ -148,27 +148,29 @@ def tokens_named(measures: Measures) -> Interval:
     return measures.get("tokens named", tokens(measures))
 
 
-def verdict(of: UpdateAudit) -> str:
+def verdict(audit: UpdateAudit) -> str:
     """Returns a sentence or two, which never say that texts are safe: other attacks may read more."""
-    read = [one for one in of.done if one.measures]
-    if not read:
-        return filled(TEXTS["updates"]["nothing"], why=next(iter(of.refused.values()), "no attack applies"))
+    measured = [result for result in audit.done if result.measures]
+    if not measured:
+        return filled(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
 
-    def most(measure: Callable[[Measures], Interval]) -> UpdateResult:
-        return max(read, key=lambda one: (measure(one.measures).value, one.rouge.value))
+    def strongest(measure: Callable[[Measures], Interval]) -> UpdateResult:
+        return max(measured, key=lambda result: (measure(result.measures).value, result.rouge.value))
 
-    trained = [one.trained for one in of.results if one.trained]
-    shadows, named = (max((part(one).value for one in trained), default=0.0) for part in (tokens, tokens_named))
-    best, namer = most(tokens), most(tokens_named)
+    trained = [result.trained for result in audit.results if result.trained]
+    shadows, known_shares = (
+        max((part(measures).value for measures in trained), default=0.0) for part in (tokens, tokens_named)
+    )
+    best, best_namer = strongest(tokens), strongest(tokens_named)
     return filled(
         TEXTS["updates"]["verdict"],
-        of=of,
+        of=audit,
         best=best,
-        likest=most(lambda measures: measures["rouge-1"]),
-        namer=namer,
-        named=tokens_named(namer.measures),
+        likest=strongest(lambda measures: measures["rouge-1"]),
+        namer=best_namer,
+        named=tokens_named(best_namer.measures),
         shadows=shadows if trained else None,
-        known=named,
+        known=known_shares,
         by_it=best.trained is not None or shadows == 1,
-        adaptive=any(one.attack.startswith("shadow-") for one in of.results),
+        adaptive=any(result.attack.startswith("shadow-") for result in audit.results),
     )

@@ -63,7 +63,7 @@ class AuditedSite:
     def batches(self) -> dict[int, Ids]:
         """Returns for each round that can be attacked the numbers of the texts behind the update."""
         rounds = self.recorded.rounds()
-        return {one.number: self.texts.behind(one.seen) for one in rounds if one.seen is not None}
+        return {round_.number: self.texts.behind(round_.seen) for round_ in rounds if round_.seen is not None}
 
     def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[Round, Scene | None]]:
         """Yields the rounds with their scenes, None if the round cannot be attacked.
@@ -87,9 +87,9 @@ class AuditedSite:
     def truth(self, batches: Sequence[Ids]) -> Truth:
         """Returns the truth about some updates, from the numbers of the texts behind each."""
         numbers = np.concatenate(batches)
-        sizes = np.array([len(one) for one in batches], np.int64)
-        sent, own = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
-        return replace(self._all_texts_truth, sent=sent, original=own, batches=sizes)
+        sizes = np.array([len(batch) for batch in batches], np.int64)
+        sent, original = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
+        return replace(self._all_texts_truth, sent=sent, original=original, batches=sizes)
 
     @cached_property
     def _all_texts_truth(self) -> Truth:
@@ -99,12 +99,12 @@ class AuditedSite:
     # --- what attackers have ------------------------------------------------------------------------------------------
     def public_text(self) -> tuple[Sequences, dict[str, Any]]:
         """Returns the attackers' public text in ids, and what it is made of."""
-        attacked = {number for one in self.batches.values() for number in one.tolist()}
-        read = read_texts(self.texts.originals, self.tokenizer)
-        private = [one for number, one in enumerate(read) if number in attacked]
-        all_texts = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
-        shown = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
-        kept_numbers = decontaminate(shown, private)
+        attacked = {number for batch in self.batches.values() for number in batch.tolist()}
+        texts = read_texts(self.texts.originals, self.tokenizer)
+        private = [text for number, text in enumerate(texts) if number in attacked]
+        all_texts = [*self.public.texts, *(text for number, text in enumerate(texts) if number not in attacked)]
+        public_texts = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
+        kept_numbers = decontaminate(public_texts, private)
         given_count = int((kept_numbers < len(self.public.texts)).sum())
         corpus = self._encoded([all_texts[number] for number in kept_numbers])
         counts = {
@@ -127,7 +127,7 @@ class AuditedSite:
         Anyone with the model can search as the site did (Kerckhoffs).
         """
         searched = Ghost.open(self.recorded.model, self.texts.searched, Selection(way="random")).candidates
-        every, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
-        pairs = zip(every.groups, every.likelihood, strict=True)
-        part = [(one, likely) for one, likely in pairs if int(one.rows[0]) in sent]
-        return Candidates(tuple(one for one, _ in part), tuple(likely for _, likely in part))
+        all_candidates, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
+        pairs = zip(all_candidates.groups, all_candidates.likelihood, strict=True)
+        sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]
+        return Candidates(tuple(group for group, _ in sent_pairs), tuple(likely for _, likely in sent_pairs))

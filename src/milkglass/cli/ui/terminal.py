@@ -58,7 +58,7 @@ def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
 
 def _spoke() -> None:
     for beat in _BEATING:
-        beat.spoke()
+        beat.note_words()
 
 
 def _doing(name: str) -> None:

@@ -32,7 +32,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import ResultRecord, over, records
+from milkglass.experiments.record import ResultRecord, merged_records, records
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -84,9 +84,9 @@ class AttackRecipe(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        require_variants({name: _scheme_entry(one) for name, one in self.variants.items()})
-        for name, one in self.variants.items():
-            observed = one.get(OBSERVED, 1.0)
+        require_variants({name: _scheme_entry(entry) for name, entry in self.variants.items()})
+        for name, variant in self.variants.items():
+            observed = variant.get(OBSERVED, 1.0)
             if isinstance(observed, bool) or not isinstance(observed, float | int) or not 0 < observed <= 1:
                 raise UsageError(
                     f"{name}: observed is {observed!r}, more than 0 to 1 is possible",
@@ -98,7 +98,7 @@ class AttackRecipe(Recipe):
             raise UsageError(f"keys is {self.keys}, 1 to {MAX_KEYS} are possible", "see the recipe")
         if self.public_rows is not None and self.public_rows < 1:
             raise UsageError(f"public_rows is {self.public_rows}, at least 1 is needed", "leave it out for all")
-        leaked(self)
+        leaked_rows_by_attacker(self)
 
     def about(self) -> dict[str, Any]:
         names = ["seed", "private", "rows", "order", "public", "attacks"]
@@ -109,54 +109,54 @@ class AttackRecipe(Recipe):
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures of each attack and attacker, and the seconds of each variant's attacks together."""
-        private, public = split(self, run.data)  # before a model is fetched
+        private, public = split_texts(self, run.data)  # before a model is fetched
         require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
-        results: list[ResultRecord] = []
+        all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            seen = private[: observed.rows]
-            run.progress(f"{name}: {len(seen):,} private texts, {len(self.attacks)} attacks")
-            each = []
+            texts = private[: observed.rows]
+            run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
+            by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for number in range(self.keys):
                 fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
                 work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_of(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / work_name, about)
-                each.append(
-                    observed._measure_under(key, base, seen, public, work, name, _once(work_name, run.progress))
+                by_key.append(
+                    observed._measure_under(key, base, texts, public, work, name, _once(work_name, run.progress))
                 )
-            results += over(each, np.median, {"least": np.min, "most": np.max}, "keys")
-        return results
+            all_records += merged_records(by_key, np.median, {"least": np.min, "most": np.max}, "keys")
+        return all_records
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
         """Returns all rows of the private file, from which a client finds its map once."""
-        whole = data_refs.examples(data, self.private)
-        return data_refs.labelled(whole, data_refs.numbered(whole))
+        examples = data_refs.examples(data, self.private)
+        return data_refs.labelled(examples, data_refs.numbered(examples))
 
     def _measure_under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
-        shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
+        shared, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
         texts = encoded(codec, private)
         corpora = {who: encoded(codec, part).original for who, part in public.items()}
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)
         seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
-        results = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        results += _figures(finished.cells, name)
-        results += _unleaked(scene, finished, shared, name)
+        figures = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
+        figures += _figures(finished.cells, name)
+        figures += _unleaked_figures(scene, finished, shared, name)
         if self.curve:
             progress("the key's budget")
-            results += _curve(self, scene, finished, name)
-        return results
+            figures += _curve_figures(self, scene, finished, name)
+        return figures
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,15 +167,15 @@ def _once(name: str, progress: Log) -> Log:
     """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
     reported: set[str] = set()
 
-    def first(line: str) -> None:
+    def report_once(line: str) -> None:
         if line not in reported:
             reported.add(line)
             progress(f"{name}: {line}")
 
-    return first
+    return report_once
 
 
-def _line(cell: AttackResult) -> str:
+def _cell_line(cell: AttackResult) -> str:
     if cell.state != "done":
         return f"{cell.title} ({cell.adversary}): {cell.state}, {cell.reason}"
     top = f", {cell.measures['tokens top-1']} of the tokens" if "tokens top-1" in cell.measures else ""
@@ -189,12 +189,12 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
     """
 
     def cell_done(cell: AttackResult) -> None:
-        progress(_line(cell))
+        progress(_cell_line(cell))
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
         return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE)
-    ordered = sorted(attacks.items(), key=lambda one: not isinstance(one[1], Solver))  # for the others
+    ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))  # for the others
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
@@ -211,7 +211,7 @@ def _require_ended(cells: Sequence[AttackResult]) -> None:
         require_uncut(cell)
 
 
-def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
+def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
     """Returns the private texts, and those of each attacker.
 
     `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
@@ -223,49 +223,49 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
     if recipe.rows >= len(all_rows):
         raise UsageError(f"{recipe.rows} private rows of {len(all_rows)} leave no rest", "lower rows")
     private = [all_rows[i] for i in order[: recipe.rows]]
-    others = [all_rows[i] for i in order[recipe.rows :]]
-    files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
+    remaining = [all_rows[i] for i in order[recipe.rows :]]
+    files = {who: [name for name in names if private_share(name) is None] for who, names in recipe.public.items()}
     public = {
-        who: [one for name in names for one in (others if name == "rest" else data_refs.examples(data, name))][
-            : recipe.public_rows
-        ]
+        who: [
+            example for name in names for example in (remaining if name == "rest" else data_refs.examples(data, name))
+        ][: recipe.public_rows]
         for who, names in files.items()
     }
     return private, public
 
 
-def share(name: str) -> float | None:
+def private_share(name: str) -> float | None:
     """Returns 0.1 for "private 10 %". None: the name is a file or "rest"."""
     if not name.startswith("private "):
         return None
-    results = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
-    if not results or not 0 < float(results[1]) <= 100:
+    match = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
+    if not match or not 0 < float(match[1]) <= 100:
         raise UsageError(f"{name!r} is not a share of the private texts", 'write for example "private 10 %"')
-    return float(results[1]) / 100
+    return float(match[1]) / 100
 
 
-def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
+def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
     """Returns which private texts leaked to each attacker who has some. A larger share contains every smaller one."""
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
-    results = {}
+    leaked_rows = {}
     for who, names in recipe.public.items():
-        shares = [one for one in map(share, names) if one is not None]
+        shares = [leaked_share for leaked_share in map(private_share, names) if leaked_share is not None]
         if len(shares) > 1:
             raise UsageError(f"{who} has {len(shares)} shares of the private texts", "give one")
         if shares:
-            results[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
-    return results
+            leaked_rows[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
+    return leaked_rows
 
 
-def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
+def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
     """Returns all that decides the results in a variant's work folder."""
-    files = {one for part in recipe.public.values() for one in part if one != "rest" and share(one) is None}
+    files = {ref for part in recipe.public.values() for ref in part if ref != "rest" and private_share(ref) is None}
     sums = data_refs.sums(data, sorted({recipe.private, *files}))
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
         "public": {who: list(names) for who, names in recipe.public.items()},
-        "attacks": {name: signature(one) for name, one in attacks_of(recipe.attacks).items()},
+        "attacks": {name: signature(attack) for name, attack in attacks_of(recipe.attacks).items()},
         **({} if recipe.public_rows is None else {"public rows": recipe.public_rows}),
     }  # fmt: skip
 
@@ -273,18 +273,18 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
 def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     """Returns the figures of all attacks that apply."""
     _require_ended(cells)
-    results: list[ResultRecord] = []
+    figures: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "does not apply":
             continue
-        values = with_spread(cell.among(MEASURES))
-        values |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
-        values |= {"seconds": cell.seconds}
-        results += records(values, attack=cell.attack, attacker=cell.adversary, variant=variant)
-    return results
+        measured = with_spread(cell.among(MEASURES))
+        measured |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
+        measured |= {"seconds": cell.seconds}
+        figures += records(measured, attack=cell.attack, attacker=cell.adversary, variant=variant)
+    return figures
 
 
-def _unleaked(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
+def _unleaked_figures(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     sent = scene.truth.tokens
     results = list[ResultRecord]()
@@ -297,14 +297,14 @@ def _unleaked(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], varia
     return results
 
 
-def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
+def _curve_figures(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
     """Returns the figures of the strongest attack on growing parts of the text."""
     best = strongest(done.cells)
     points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
     return [
-        one
+        record
         for point in points
-        for one in records(
+        for record in records(
             {"running": 100 * point.running, "content": 100 * point.content},
             attacker=point.adversary, variant=variant, note=f"after {point.tokens}",
         )

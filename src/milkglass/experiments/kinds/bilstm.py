@@ -30,7 +30,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
+from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, is_word_id
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, numbers, records
 from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
@@ -80,15 +80,14 @@ class BiLSTMRecipe(Recipe):
         attacks_of(self.attacks)
         if {"texts"} - self.evaluation.keys():
             raise UsageError("evaluation has no texts", "say how many training texts the attacks are graded on")
-        if not any(not one for one in self.variants.values()):
+        if not any(not variant for variant in self.variants.values()):
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
         require_names(self.data, "data", SPLITS)
         require_variants(self.variants)
-        for one in map(scheme_of_recipe, self.variants.values()):
-            if one.copies > 1 or one.shares or one.document().get("plus"):  # more than one id a word, or than a table
-                raise UsageError(
-                    "aliases, shared rows and plus are not done for a word table", "take them from this recipe"
-                )
+        schemes = [scheme_of_recipe(parameters) for parameters in self.variants.values()]
+        if any(scheme.copies > 1 or scheme.shares or scheme.document().get("plus") for scheme in schemes):
+            message = "aliases, shared rows and plus are not done for a word table"
+            raise UsageError(message, "take them from this recipe")
 
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
@@ -102,22 +101,22 @@ class BiLSTMRecipe(Recipe):
         table = WordTable.read(data_refs.files(run.data, self.model)[0])
         sums = data_refs.sums(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
-        train, held_out, classes = _read(self, table, run.data)
-        result: list[ResultRecord] = []
+        train, held_out, classes = _read_splits(self, table, run.data)
+        figures: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             scheme = scheme_of_recipe(parameters) if parameters else None
             key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
-            mixture = None if scheme is None else mixed(table, key, scheme)
+            mixture = None if scheme is None else row_map(table, key, scheme)
             rows = table.rows if mixture is None else scrambled(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            named = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
-            run.predictions[f"answer, {name}"] = pack_answers(named)
-            right = share(named == held_out.labels, np.random.default_rng(self.seed))
-            result += records(with_spread({"accuracy": right}), variant=name)
+            predicted = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            run.predictions[f"answer, {name}"] = pack_answers(predicted)
+            accuracy = share(predicted == held_out.labels, np.random.default_rng(self.seed))
+            figures += records(with_spread({"accuracy": accuracy}), variant=name)
             if scheme is not None and mixture is not None:
-                scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
-                result += _attack(self, name, scene, key, run.out, run.progress)
-        return result + _accuracy_losses(self, numbers(result))
+                scene = attack_scene(self, table, rows, key, scheme, mixture, train.texts)
+                figures += _attack(self, name, scene, key, run.out, run.progress)
+        return figures + _accuracy_losses(self, numbers(figures))
 
 
 @dataclass(frozen=True)
@@ -131,27 +130,27 @@ class LabelledRows:
 def _accuracy_losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> list[ResultRecord]:
     """Returns how much accuracy each variant loses."""
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
-    others = [name for name, parameters in recipe.variants.items() if parameters]
-    losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in others}
+    scrambled_names = [name for name, parameters in recipe.variants.items() if parameters]
+    losses = {name: measured[f"accuracy, {plain}"] - measured[f"accuracy, {name}"] for name in scrambled_names}
     return [
-        ResultRecord(measure="accuracy loss", value=loss, variant="" if len(others) == 1 else name)
+        ResultRecord(measure="accuracy loss", value=loss, variant="" if len(scrambled_names) == 1 else name)
         for name, loss in losses.items()
     ]
 
 
-def _read(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledRows, LabelledRows, int]:
+def _read_splits(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledRows, LabelledRows, int]:
     """Returns both splits and the number of classes. Raises UsageError for rows without labels or with unknown ones."""
     examples = [data_refs.examples(data, recipe.data[split]) for split in SPLITS]
-    if any(one.label is None for split in examples for one in split):
+    if any(example.label is None for split in examples for example in split):
         raise UsageError("a row has no label", "give data for classification")
-    names = sorted({str(one.label) for one in examples[0]})
+    names = sorted({str(example.label) for example in examples[0]})
     numbers = {name: number for number, name in enumerate(names)}
-    if strange := {str(one.label) for one in examples[1]} - numbers.keys():
+    if strange := {str(example.label) for example in examples[1]} - numbers.keys():
         raise UsageError(f"the validation data has {len(strange)} labels that the training data lacks", "check both")
     train, held_out = (
         LabelledRows(
-            table.encoded(f"{one.text} {one.pair or ''}" for one in split),
-            np.array([numbers[str(one.label)] for one in split], np.int64),
+            table.encoded(f"{example.text} {example.pair or ''}" for example in split),
+            np.array([numbers[str(example.label)] for example in split], np.int64),
         )
         for split in examples
     )
@@ -167,7 +166,7 @@ def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
     return key if scheme else replace(key, sigma=np.arange(len(table), dtype=np.int32))
 
 
-def mixed(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
+def row_map(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
     """Returns W over the words alone."""
     order, special = np.argsort(key.sigma).astype(np.int64), np.array(SPECIAL, np.int64)
     return scheme.row_map(table.rows, order, special, key.stream, lambda done: None, key.slots)
@@ -178,7 +177,7 @@ def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
     return mixture.apply(table.rows, np.argsort(key.sigma).astype(np.int64))
 
 
-def view(rows: torch.Tensor) -> Model:
+def model_view(rows: torch.Tensor) -> Model:
     return Model({TABLE_NAME: rows}, CONFIG)
 
 
@@ -193,10 +192,10 @@ def _train_and_predict(
         files.private_dir(path.parent)
         net = lstm.train(
             rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
-            lambda words: progress(f"{name}: {words}"),
+            lambda line: progress(f"{name}: {line}"),
         )  # fmt: skip
-        named = lstm.predicted(net, held_out.texts.mapped(sigma))
-        files.write(path, json.dumps({"answers": pack_answers(named)}))
+        predicted_classes = lstm.predicted_classes(net, held_out.texts.mapped(sigma))
+        files.write(path, json.dumps({"answers": pack_answers(predicted_classes)}))
     return unpack_answers(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
@@ -204,16 +203,16 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
     """Returns the figures of all attacks on one variant."""
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
-    result: list[ResultRecord] = []
+    figures: list[ResultRecord] = []
     for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        result += records(with_spread(cell.among(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name)
-    return result
+        figures += records(with_spread(cell.among(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name)
+    return figures
 
 
-def assembled(
+def attack_scene(
     recipe: BiLSTMRecipe, table: WordTable, rows: torch.Tensor, key: Key, scheme: Scheme, mixture: RowMap,
     texts: Sequences,
 ) -> Scene:  # fmt: skip
@@ -224,15 +223,16 @@ def assembled(
     sent = original.mapped(sigma)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
-        own = seeded_key(table, f"milkglass attacker {seed}", scheme)
-        return view(scrambled(table, own, mixed(table, own, scheme))), own.sigma.astype(np.int64)
+        attacker_key = seeded_key(table, f"milkglass attacker {seed}", scheme)
+        rows_of_attacker = scrambled(table, attacker_key, row_map(table, attacker_key, scheme))
+        return model_view(rows_of_attacker), attacker_key.sigma.astype(np.int64)
 
-    knowledge = Knowledge(public_model=view(table.rows), simulate=simulate)
-    content = content_tokens(original.counts(size), list(table.words)) & ordinary(size)
+    knowledge = Knowledge(public_model=model_view(table.rows), simulate=simulate)
+    content = content_tokens(original.counts(size), list(table.words)) & is_word_id(size)
     nothing = np.zeros(len(sent.ids), bool)
     return Scene.of(
-        Transcript((Weights(view(rows)), Tokens(sent, "train")), size),
-        Truth(np.argsort(sigma).astype(np.int64), ordinary(size), content, table.text, sent),
+        Transcript((Weights(model_view(rows)), Tokens(sent, "train")), size),
+        Truth(np.argsort(sigma).astype(np.int64), is_word_id(size), content, table.text, sent),
         Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
         texts=PrivateTexts(sent, original, nothing, nothing),
         promise=mixture.promise(scheme.k),

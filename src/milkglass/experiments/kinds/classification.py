@@ -41,17 +41,17 @@ class ClassificationRecipe(FineTuning):
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.parse_ref(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
-        more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
-        return recovery(base, variants, statuses) + more
+        metric_figures = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
+        return recovery_figures(base, variants, statuses) + metric_figures
 
 
-def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
+def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
     """Returns accuracies in percent, and top-1 and top-3 recovery as shares.
 
     Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
     """
     accuracy = {v.name: 100 * statuses[v.name].metrics["accuracy"] for v in variants}
-    result = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
+    figures = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
     plain = next(v for v in variants if v.plain)
     table = base.read(architecture_of(base).table)
     for variant in variants:
@@ -72,8 +72,8 @@ def recovery(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, S
             counts = running_counts(variant)
             for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
                 values[measure] = float((hit * counts).sum() / counts.sum())
-        result += records(values, variant=name)
-    return result
+        figures += records(values, variant=name)
+    return figures
 
 
 def running_counts(variant: Variant) -> torch.Tensor:
@@ -89,31 +89,31 @@ TEXTS_A_BATCH = 64
 
 
 @torch.inference_mode()
-def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def predicted_classes(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns (u,) the class that the model predicts for each row, and (u,) the row's own."""
     with ONE_LOAD:
         net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
     device.moved(net)
     rows = TrainingDataset(held_out, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
-    guess, truth = [], []
+    guessed_batches, true_batches = [], []
     for start in range(0, len(rows), TEXTS_A_BATCH):
         batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
-        truth.append(batch.pop("labels").numpy())
-        logits = net(**{name: device.moved(one) for name, one in batch.items()}).logits
-        guess.append(device.array(logits.argmax(-1)))
-    return np.concatenate(guess), np.concatenate(truth)
+        true_batches.append(batch.pop("labels").numpy())
+        logits = net(**{name: device.moved(tensor) for name, tensor in batch.items()}).logits
+        guessed_batches.append(device.array(logits.argmax(-1)))
+    return np.concatenate(guessed_batches), np.concatenate(true_batches)
 
 
 def graded_by_metrics(
-    variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
+    variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
 ) -> list[ResultRecord]:
-    """Returns each metric of each variant in percent. `kept` receives each variant's answers."""
-    result: list[ResultRecord] = []
+    """Returns each metric of each variant in percent. `packed_answers` receives each variant's answers."""
+    figures: list[ResultRecord] = []
     for variant in variants:
-        guess, truth = predicted(variant.job / "result", variant.job / "validation.safetensors", max_length)
-        kept[variant.name] = pack_answers(guess)
+        guess, truth = predicted_classes(variant.job / "result", variant.job / "validation.safetensors", max_length)
+        packed_answers[variant.name] = pack_answers(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
-            result.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
-    return result
+            figures.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
+    return figures

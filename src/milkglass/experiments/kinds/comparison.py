@@ -43,15 +43,15 @@ from milkglass.experiments.procedures.trials import (
     LINEAR,
     TrainedHalves,
     TrialData,
-    beside_own,
-    client_alone,
-    commonest,
+    client_alone_figures,
+    commonest_class_figures,
     own_model,
     train_cell,
+    with_own_model,
 )
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
-from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, over, records
-from milkglass.experiments.runs import RunFolder, commits, pack_answers, require_same_run
+from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, merged_records, records
+from milkglass.experiments.runs import RunFolder, commits_of, pack_answers, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -111,13 +111,13 @@ class Comparison(Recipe):
         task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
         return self.settings_of(problem.name, entry, {"seed": seed, **task})
 
-    def settings_of(self, data: str, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
+    def settings_of(self, data: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Hyperparameters:
         """Returns the settings of a defence on a data set.
 
-        `more` are defaults, which the recipe's settings override.
+        `defaults` are defaults, which the recipe's settings override.
         """
-        own = table_of(self.data[data], "training")
-        return hyperparameters({**more, **self.training, **own, **table_of(entry, "training")})
+        data_training = table_of(self.data[data], "training")
+        return hyperparameters({**defaults, **self.training, **data_training, **table_of(entry, "training")})
 
     def about(self) -> dict[str, Any]:
         return {
@@ -144,16 +144,17 @@ class Comparison(Recipe):
         base, problems = ready.base, ready.problems
         require_same_run(run.out, {**self.about(), "base": ready.digest})  # nothing is written before all of it can be
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        if halves and any(one.group_by_length for place, one in ready.settings.items() if place[1] not in halves):
+        whole_models = (settings for place, settings in ready.settings.items() if place[1] not in halves)
+        if halves and any(settings.group_by_length for settings in whole_models):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
             cells = dict(zip(places, pool.map(lambda place: ready.trained(place, run), places), strict=True))
-        run.commits.extend(one for cell in cells.values() for one in commits(cell.made))
+        run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
-        own_models = {place: own_model(one) for place, one in problems.items()}
+        own_models = {place: own_model(trial) for place, trial in problems.items()}
         for (name, defence, seed), cell in cells.items():
-            if pooled := beside_own(cell, problems[name, seed], own_models[name, seed], seed):
+            if pooled := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])
                 run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
         for place, cell in cells.items() if self.attacks else ():
@@ -161,15 +162,15 @@ class Comparison(Recipe):
             folder = run.out / "attacks" / "-".join(map(str, place))
             attacked = self.attacked_of(self.defences[place[1]])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            one = problems[place[0], place[2]]
-            results[place] += leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
+            trial = problems[place[0], place[2]]
+            results[place] += leakage(self.attacks, attacked, base, trial, cell, about, folder, run.progress)
         undefended: list[ResultRecord] = []
         for name in self.data:
             first = name, self.seeds[0]
-            undefended += records(commonest(problems[first], first[1]), data=name, variant=COMMONEST)
-            for model, values in client_alone(problems[first], own_models[first], first[1]).items():
+            undefended += records(commonest_class_figures(problems[first], first[1]), data=name, variant=COMMONEST)
+            for model, values in client_alone_figures(problems[first], own_models[first], first[1]).items():
                 undefended += records(values, data=name, variant=ALONE, note=model)
-        return _over_seeds(self, results) + undefended
+        return _mean_figures(self, results) + undefended
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +196,8 @@ class Cells:
         """Reads what these cells are trained from. Raises UsageError if something is missing."""
         base = Checkpoint.open(resolve(recipe.model))
         defences = recipe.defences
-        spare = max(recipe.attacked_of(one).spare for one in defences.values()) if recipe.attacks else 0
-        problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
+        spare = max(recipe.attacked_of(defence).spare for defence in defences.values()) if recipe.attacks else 0
+        problems = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
         splits = {
             name: defence_of(_without_tables(defences[name]), data)
             for name in dict.fromkeys(place[1] for place in places)
@@ -235,17 +236,17 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
         UsageError: a setting does not exist for this training, so that its cell could not be compared.
     """
     whole_epochs = settings.max_steps is not None or float(settings.n_epochs).is_integer()
-    unlike = [
+    unsupported = [
         name
         for name in ("early_stopping", "dtype", "adam_beta2")
         if getattr(settings, name) != Hyperparameters.model_fields[name].default
     ]
-    unlike += [] if whole_epochs else ["n_epochs"]
-    unlike += [] if settings.chosen_method == "full" else ["method"]
-    if unlike:
+    unsupported += [] if whole_epochs else ["n_epochs"]
+    unsupported += [] if settings.chosen_method == "full" else ["method"]
+    if unsupported:
         raise UsageError(
-            f"{unlike[0]} = {getattr(settings, unlike[0])!r} is not built for a model in two halves",
-            f"leave {unlike[0]} out of the training, or the defence with an encoder",
+            f"{unsupported[0]} = {getattr(settings, unsupported[0])!r} is not built for a model in two halves",
+            f"leave {unsupported[0]} out of the training, or the defence with an encoder",
         )
     return HalvesTraining(
         settings.learning_rate, settings.batch_size, math.ceil(settings.n_epochs), settings.max_steps,
@@ -253,7 +254,7 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
     )  # fmt: skip
 
 
-def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:
+def trial_data(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:
     """Returns one data set of the comparison, with training rows in the seed's order.
 
     Args:
@@ -286,19 +287,19 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
     )
 
 
-SEEDS: Mapping[str, Statistic] = {"sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max}
+SPREAD: Mapping[str, Statistic] = {"sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max}
 
 
-def _over_seeds(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRecord]]) -> list[ResultRecord]:
+def _mean_figures(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRecord]]) -> list[ResultRecord]:
     """Returns means over the seeds, and each defence's loss beside no defence."""
     figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        whole = over([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SEEDS, "seeds")
-        figures[data, defence] = [replace(one, data=data, variant=defence) for one in whole]
-    result = [one for each in figures.values() for one in each]
+        means = merged_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
+        figures[data, defence] = [replace(record, data=data, variant=defence) for record in means]
+    merged = [record for figure in figures.values() for record in figure]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
-    for (data, defence), (main, *_) in figures.items():
+    for (data, defence), (utility, *_) in figures.items():
         if plain is not None and defence != plain:
-            loss = figures[data, plain][0].value - main.value
-            result.append(ResultRecord(measure=f"{main.measure} loss", value=loss, data=data, variant=defence))
-    return result
+            loss = figures[data, plain][0].value - utility.value
+            merged.append(ResultRecord(measure=f"{utility.measure} loss", value=loss, data=data, variant=defence))
+    return merged

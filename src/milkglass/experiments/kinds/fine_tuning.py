@@ -65,8 +65,8 @@ class FineTuning(Recipe):
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        own = {"task": cls.task, "seed": raw.get("seed", 0), **_classes(table_of(raw, "data"))}
-        return {**raw, "training": hyperparameters({**own, **table_of(raw, "training")})}
+        defaults = {"task": cls.task, "seed": raw.get("seed", 0), **_label_count_setting(table_of(raw, "data"))}
+        return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)
@@ -98,7 +98,7 @@ class FineTuning(Recipe):
         data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepared(base, run)
-        return self.graded(run, base, variants, train(variants, run))
+        return self.graded(run, base, variants, train_variants(variants, run))
 
     def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
@@ -124,11 +124,11 @@ class FineTuning(Recipe):
         """Returns the figures of the trained variants."""
 
 
-def _classes(data: Mapping[str, str]) -> dict[str, int]:
+def _label_count_setting(data: Mapping[str, str]) -> dict[str, int]:
     """Returns how many classes a named data set has, as a setting."""
     train = data.get("train", "")
-    result = data_refs.parse_ref(train) if isinstance(train, str) else None
-    return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
+    data_set = data_refs.parse_ref(train) if isinstance(train, str) else None
+    return {"num_labels": len(data_set[0].labels)} if data_set and data_set[0].labels else {}
 
 
 def write_job(
@@ -158,16 +158,16 @@ def write_rows(
     """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         rows = Path(scratch) / "rows.parquet"
-        written = write_parquet(codec, texts, rows, numbers, max_length, skip_long=skip_long)
+        counts = write_parquet(codec, texts, rows, numbers, max_length, skip_long=skip_long)
         write_tensors(out, parquet_tensors(rows))
-    return written
+    return counts
 
 
-def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
+def train_variants(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
     """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
     def job(variant: Variant) -> Status:
-        return run_job(variant.job, lambda words: run.progress(f"{variant.name}: {words}"))
+        return run_job(variant.job, lambda line: run.progress(f"{variant.name}: {line}"))
 
     with ThreadPoolExecutor(run.at_once) as pool:
-        return dict(zip((one.name for one in variants), pool.map(job, variants), strict=True))
+        return dict(zip((trained_variant.name for trained_variant in variants), pool.map(job, variants), strict=True))

@@ -89,12 +89,12 @@ class InstructionFile:
         """Returns the prompts. Raises UsageError if the file does not exist or is not IFEval's."""
         with data_refs.files(data, self.file)[0].open(encoding="utf-8") as lines:
             try:
-                rows = [json.loads(one) for one in islice(lines, self.prompts)]
+                rows = [json.loads(line) for line in islice(lines, self.prompts)]
             except ValueError:
                 raise UsageError(f"{self.file} is not JSON Lines", "give IFEval's input_data.jsonl") from None
-        if not all(isinstance(one, dict) for one in rows):
+        if not all(isinstance(row, dict) for row in rows):
             raise UsageError(f"{self.file} has a line that is not a JSON object", "give IFEval's input_data.jsonl")
-        return [ifeval.Prompt.of(one) for one in rows]
+        return [ifeval.Prompt.of(row) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class GeneratorTuning(FineTuning):
     rouge: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
 
     @property
-    def by_rule(self) -> InstructionFile | None:
+    def instruction_file(self) -> InstructionFile | None:
         return from_entries(InstructionFile, self.instructions) if self.instructions else None
 
     def about(self) -> dict[str, Any]:
@@ -121,10 +121,10 @@ class GeneratorTuning(FineTuning):
 
     def check(self) -> None:
         super().check()
-        _ = self.by_rule
+        _ = self.instruction_file
 
     def answer_figures(
-        self, run: RunFolder, losses: tuple[Rows, Rows], texts: Sequence[str], references: Sequence[str], of: Parts
+        self, run: RunFolder, losses: tuple[Rows, Rows], texts: Sequence[str], references: Sequence[str], parts: Parts
     ) -> list[ResultRecord]:
         """Returns the mean loss of a token, and in percent how alike answers and references are.
 
@@ -132,15 +132,15 @@ class GeneratorTuning(FineTuning):
             losses: (u,) the sum over each row's tokens, and (u,) their number.
             texts: the answers.
             references: the data set's answers to the same prompts.
-            of: parts of the records.
+            parts: parts of the records.
         """
         scores = text.rouge_rows(texts, references)
-        result = loss_figures(losses, self.seed, of, run.predictions)
-        return result + mean_figures({name: scores[name] for name in self.rouge}, self.seed, of, run.predictions)
+        figures = loss_figures(losses, self.seed, parts, run.predictions)
+        return figures + mean_figures({name: scores[name] for name in self.rouge}, self.seed, parts, run.predictions)
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        if self.by_rule:  # before hours of training
-            self.by_rule.read(run.data)
+        if self.instruction_file:  # before hours of training
+            self.instruction_file.read(run.data)
         return super().measure(run)
 
 
@@ -158,7 +158,7 @@ class GenerationRecipe(GeneratorTuning):
         Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
         answers after.
         """
-        result: list[ResultRecord] = []
+        figures: list[ResultRecord] = []
         held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
@@ -166,44 +166,44 @@ class GenerationRecipe(GeneratorTuning):
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
                 model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-                answered = answers(model, codec, held_out, self.evaluation)
-                texts, of = [codec.decode(one) for one in answered.ids], {"variant": variant.name, "when": when}
-                result += self.answer_figures(run, row_losses(model, rows), texts, answered.references, of)
-            result += attack_figures(self.seed, base, variant, codec, answered)
-            if instructions := self.by_rule:
+                answered = greedy_answers(model, codec, held_out, self.evaluation)
+                texts, parts = ([codec.decode(ids) for ids in answered.ids], {"variant": variant.name, "when": when})
+                figures += self.answer_figures(run, row_losses(model, rows), texts, answered.references, parts)
+            figures += attack_figures(self.seed, base, variant, codec, answered)
+            if instructions := self.instruction_file:
                 run.progress(f"{variant.name}: instructions")
-                result += followed(
-                    model, codec, instructions.read(run.data), instructions.new_tokens, of, run.predictions
+                figures += instruction_figures(
+                    model, codec, instructions.read(run.data), instructions.new_tokens, parts, run.predictions
                 )
-        return result
+        return figures
 
 
-def followed(
-    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: Parts,
-    kept: dict[str, str],
+def instruction_figures(
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, parts: Parts,
+    packed: dict[str, str],
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
-        of: parts of the records.
-        kept: see `by_rules`.
+        parts: parts of the records.
+        packed: see `rule_figures`.
     """
-    prompt_ids = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
-    return by_rules(prompts, [codec.decode(one) for one in greedy(model, prompt_ids, new_tokens)], of, kept)
+    prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
+    return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, packed)
 
 
-def by_rules(
-    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: Parts, kept: dict[str, str]
+def rule_figures(
+    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], parts: Parts, packed: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns IFEval's accuracies of given answers in percent.
 
     Args:
-        of: parts of the records.
-        kept: receives how many instructions of each prompt are followed strictly.
+        parts: parts of the records.
+        packed: receives how many instructions of each prompt are followed strictly.
     """
     graded = ifeval.score(prompts, texts)
-    keep(kept, {"ifeval strict": graded.strict}, of)
-    return records(with_spread({f"ifeval {name}": one for name, one in graded.measures.items()}), **of)
+    keep_rows(packed, {"ifeval strict": graded.strict}, parts)
+    return records(with_spread({f"ifeval {name}": measure for name, measure in graded.measures.items()}), **parts)
 
 
 @torch.inference_mode()
@@ -215,46 +215,46 @@ def row_losses(
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), at_once):
         batch = collate([rows[i] for i in range(start, min(start + at_once, len(rows)))])
-        batch = {name: one.to(model.device) for name, one in batch.items()}
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
-        every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
-        losses.append(every.sum(1))
+        token_losses = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
+        losses.append(token_losses.sum(1))
         tokens.append((expected != -100).sum(1))
     return device.array(torch.cat(losses).double()), device.array(torch.cat(tokens).double())
 
 
-def keep(kept: dict[str, str], rows: Mapping[str, NDArray[Any]], of: Parts) -> None:
+def keep_rows(packed: dict[str, str], rows: Mapping[str, NDArray[Any]], parts: Parts) -> None:
     """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    kept |= {ResultRecord(measure=name, value=0.0, **of).name: pack_answers(one) for name, one in rows.items()}  # type: ignore[arg-type]
+    packed |= {ResultRecord(measure=name, value=0.0, **parts).name: pack_answers(row) for name, row in rows.items()}  # type: ignore[arg-type]
 
 
-def loss_figures(losses: tuple[Rows, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
+def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
         losses: (u,) each row's sum, and (u,) its number of tokens.
-        of: parts of the records.
-        kept: receives the losses.
+        parts: parts of the records.
+        packed: receives the losses.
     """
-    keep(kept, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, of)
-    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **of)
+    keep_rows(packed, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, parts)
+    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **parts)
 
 
-def mean_figures(scores: Mapping[str, Rows], seed: int, of: Parts, kept: dict[str, str]) -> list[ResultRecord]:
+def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
         scores: (u,) of each row, from 0 to 1.
-        of: parts of the records.
-        kept: receives the scores.
+        parts: parts of the records.
+        packed: receives the scores.
     """
-    keep(kept, scores, of)
-    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **of)
+    keep_rows(packed, scores, parts)
+    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **parts)
 
 
 @torch.inference_mode()
-def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
+def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
     """Returns greedy answers to the first prompts of the file, each up to its end-of-sequence id, included."""
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
@@ -283,16 +283,16 @@ def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> l
         )
         stops = model.generation_config.eos_token_id
         generated += [
-            ended(row, [stops] if isinstance(stops, int) else stops or [])
+            cut_at_stop(row, [stops] if isinstance(stops, int) else stops or [])
             for row in device.array(output_ids[:, ids.shape[1] :])
         ]
     return generated
 
 
-def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
+def cut_at_stop(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
     """Returns the ids up to the first of `stops`, included. What follows is padding, which no server sends."""
-    at = np.flatnonzero(np.isin(ids, stops))
-    return ids[: at[0] + 1] if len(at) else ids
+    stop_places = np.flatnonzero(np.isin(ids, stops))
+    return ids[: stop_places[0] + 1] if len(stop_places) else ids
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
@@ -318,32 +318,32 @@ def attack_figures(
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:
-        from_table = candidates(transcript, knowledge, rng())
+        from_table = table_candidates(transcript, knowledge, rng())
         guesses["matching"] = ranked(from_table, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=from_table), Budget(), rng())
-    result: list[ResultRecord] = []
+    figures: list[ResultRecord] = []
     for attack, guess in guesses.items():
-        values = graded(guess, codec, answered, rng())
-        result += records(values, attack=attack, variant=variant.name, when="after")
-    return result
+        measured = graded_guess(guess, codec, answered, rng())
+        figures += records(measured, attack=attack, variant=variant.name, when="after")
+    return figures
 
 
-def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
+def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
     """Returns what the table alone reveals: clusters, then the order inside them."""
     solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
 
-def graded(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
+def graded_guess(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
     """Returns the attacker's text against the data set's answers, as Table 6, and against the client's, in percent."""
 
     def readable(ids: np.ndarray[Any, Any]) -> str:
-        known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
-        return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
+        known_ids = ids[(ids >= 0) & codec.visible[ids]]  # without special tokens, and ids of which nothing is believed
+        return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
-    seen = Sequences(guess.at(answered.ids)[:, 0], answered.ids.lengths)
-    likeness = text.rouge([readable(one) for one in seen], answered.references, rng)
+    read_ids = Sequences(guess.at(answered.ids)[:, 0], answered.ids.lengths)
+    likeness = text.rouge([readable(answer_ids) for answer_ids in read_ids], answered.references, rng)
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, answered.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
-    alike = {f"{name} of the client's": recovery[name] for name in of_client}
-    return with_spread({name: likeness[name] for name in MEASURES} | alike)
+    likeness_to_client = {f"{name} of the client's": recovery[name] for name in of_client}
+    return with_spread({name: likeness[name] for name in MEASURES} | likeness_to_client)

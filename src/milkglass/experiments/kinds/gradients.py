@@ -116,21 +116,21 @@ class GradientRecipe(SharedStepRecipe):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
-        expected = from_entries(GradientTexts, self.texts)
-        refs = [self.data, *([expected.reference] if expected.reference else [])]
+        texts = from_entries(GradientTexts, self.texts)
+        refs = [self.data, *([texts.reference] if texts.reference else [])]
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
         cache = ArtifactCache(run.cache or run.out, run.out)
-        attackers = Attackers(self, base, expected, run.data, cache, run.progress)
-        result = list[ResultRecord]()
+        attackers = Attackers(self, base, texts, run.data, cache, run.progress)
+        figures = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = attackers.scene(DefenceSpec.of(name, entry))
-            result += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
-        return result
+            figures += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
+        return figures
 
 
-def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> list[ResultRecord]:
+def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
-    partial_results, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
+    partial_results, seconds = PartialResults(path), from_entries(GradientTexts, recipe.texts).seconds
     attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
     records_of_attacks = dict[str, list[ResultRecord]]()
 
@@ -142,20 +142,20 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, 
         else:
             keep_records(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
 
-    def keep_records(called: str, part: dict[str, float]) -> None:
-        progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
-        records_of_attacks[called] = records(part, attack=called, variant=name)
+    def keep_records(attack_name: str, values: dict[str, float]) -> None:
+        progress(f"{name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
+        records_of_attacks[attack_name] = records(values, attack=attack_name, variant=name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
     rules = replace(RECIPE, own_budget=budget)
-    for called in attacks:
-        if f"{called}, {name}" in earlier_results:
-            keep_records(called, earlier_results[f"{called}, {name}"])
-    left = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
-    run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
-    return [one for called in attacks for one in records_of_attacks.get(called, ())]
+    for attack_name in attacks:
+        if f"{attack_name}, {name}" in earlier_results:
+            keep_records(attack_name, earlier_results[f"{attack_name}, {name}"])
+    unfinished = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
+    run_attacks(scene, unfinished, None, Budget(), recipe.seed, ended, rules)
+    return [record for attack_name in attacks for record in records_of_attacks.get(attack_name, ())]
 
 
 def figures(result: AttackResult) -> dict[str, float]:
@@ -191,7 +191,7 @@ class Attackers:
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        seen = SharedGradients(step, rows, guard.shield, batch_size, recipe.seed, pad).all()
+        shared = SharedGradients(step, rows, guard.shield, batch_size, recipe.seed, pad).all()
         knowledge = Knowledge(
             corpus=public,
             step=guard.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
@@ -200,17 +200,17 @@ class Attackers:
             noise=guard.shield.added_noise(batch_size),
         )
         if guard.ghost is not None:
-            searched = ghost_of(self.base, guard, recipe.seed).candidates
+            candidates_of_search = ghost_of(self.base, guard, recipe.seed).candidates
             rehearse = None if public is None else partial(self._rehearsed, guard)
-            candidates = inverse(searched.ids, searched.starts)
+            candidates = inverse(candidates_of_search.ids, candidates_of_search.starts)
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
-        return gradient_scene(seen, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
+        return gradient_scene(shared, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
 
     def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the attacker's own text through the defence, with the attacker's own draws."""
-        own = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
-        return own, np.arange(len(corpus.ids), dtype=np.int64)
+        shadows = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
+        return shadows, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property
     def _texts(self) -> tuple[Any, tuple[PrivateRows, Sequences | None, int]]:
@@ -227,12 +227,12 @@ def _rows(
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
     requested = RowFilter(expected.texts, expected.least, expected.most)
-    half = len(order) // 2
-    private = rows_of(tokenizer, order[:half], numbers, requested, rng)
+    middle = len(order) // 2
+    private = rows_of(tokenizer, order[:middle], numbers, requested, rng)
     public = None
     if expected.public:
-        from_ = data_refs.examples(data, expected.reference) if expected.reference else order[half:]
+        pool = data_refs.examples(data, expected.reference) if expected.reference else order[middle:]
         secret = read_texts(private.ids, tokenizer)
-        others = [from_[i] for i in decontaminate(as_read([one.text for one in from_], tokenizer), secret)]
-        public = rows_of(tokenizer, others, None, RowFilter(expected.public), rng).ids
+        unrelated = [pool[i] for i in decontaminate(as_read([example.text for example in pool], tokenizer), secret)]
+        public = rows_of(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

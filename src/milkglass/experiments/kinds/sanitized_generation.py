@@ -37,15 +37,15 @@ from milkglass.experiments.entries import naming_refusals, require_names
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
     Parts,
-    by_rules,
     greedy,
-    keep,
+    keep_rows,
     loss_figures,
     row_losses,
+    rule_figures,
 )
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import graded as graded_classes
+from milkglass.experiments.procedures.trials import quality_figures as graded_classes
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
@@ -105,7 +105,7 @@ class SanitizedGeneration(GeneratorTuning):
         for name, entry in self.variants.items():
             if entry:
                 method_of(name, entry)
-        _ = self.by_rule
+        _ = self.instruction_file
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
         return None
@@ -123,14 +123,14 @@ class SanitizedGeneration(GeneratorTuning):
                 sanitized_chats.write(
                     sanitized_chats.sample(self._chats(run, split), row_counts[split], self.seed, split), path
                 )
-        result: dict[str, Mapping[str, Path]] = {}
+        paths_by_variant: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
             run.progress(f"{name}: the rows" + (" are sanitized" if sanitizer else ""))
-            result[name] = {
+            paths_by_variant[name] = {
                 split: sanitizer.write(path, path.with_name(f"{name}-{path.name}")) if sanitizer else path
                 for split, path in plain.items()
             }
-        return result
+        return paths_by_variant
 
     def _chats(self, run: RunFolder, split: str) -> list[Any]:
         return sanitized_chats.chats(
@@ -156,12 +156,12 @@ class SanitizedGeneration(GeneratorTuning):
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
-        prompts = {name: self._prompt_set(run, codec, one) for name, one in sanitizers.items()}
-        result: list[ResultRecord] = []
-        for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
+        prompts = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
+        figures: list[ResultRecord] = []
+        for name in (variant_name for variant_name, sanitizer in sanitizers.items() if sanitizer):
             counts = prompts[name].unchanged.astype(np.float64), prompts[name].private.astype(np.float64)
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
-            result += records(with_spread({"tokens unchanged": unchanged}), variant=name)
+            figures += records(with_spread({"tokens unchanged": unchanged}), variant=name)
         for folder, questions in self._questions(base, variants):
             model: Any = None
             for variant, when in questions:
@@ -173,71 +173,72 @@ class SanitizedGeneration(GeneratorTuning):
                     )
                     files.private_dir(path.parent)
                     files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
-                result += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
-        return result
+                figures += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
+        return figures
 
     def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
         """Yields each model, and the variants whose prompts it answers."""
-        plain = next(one for one in variants if one.plain)
-        sanitizing = [one for one in variants if not one.plain]
-        yield base.folder, [(one, BEFORE) for one in variants]
-        yield plain.job / "result", [(plain, AFTER), *((one, CLEAR) for one in sanitizing)]
-        for one in sanitizing:
-            yield one.job / "result", [(one, AFTER)]
+        plain = next(variant for variant in variants if variant.plain)
+        sanitizing = [variant for variant in variants if not variant.plain]
+        yield base.folder, [(variant, BEFORE) for variant in variants]
+        yield plain.job / "result", [(plain, AFTER), *((variant, CLEAR) for variant in sanitizing)]
+        for variant in sanitizing:
+            yield variant.job / "result", [(variant, AFTER)]
 
     def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
         """Returns the validation prompts as one variant sends them, with the true answers."""
         examples = list(read_examples(run.out / "data" / "validation.jsonl"))
-        references = [str(one.messages[-1]["content"]) for one in examples]
-        conversations = [one.messages[:-1] for one in examples]
+        references = [str(example.messages[-1]["content"]) for example in examples]
+        conversations = [example.messages[:-1] for example in examples]
         if sanitizer is None:
-            whole = [codec.encode_chat(one).astype(np.int64) for one in conversations]
-            lengths = np.array([len(one) for one in whole])
-            return PromptSet(whole, references, lengths, lengths)
-        sent = [sanitizer.sent_prompt(codec.tokenizer, one, codec.limit) for one in conversations]
-        private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
-        return PromptSet([one.ids for one in sent], references, private, unchanged)
+            prompts = [codec.encode_chat(chat).astype(np.int64) for chat in conversations]
+            lengths = np.array([len(prompt_ids) for prompt_ids in prompts])
+            return PromptSet(prompts, references, lengths, lengths)
+        sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.limit) for chat in conversations]
+        private, unchanged = np.array([(prompt.private, prompt.unchanged) for prompt in sent]).T
+        return PromptSet([prompt.ids for prompt in sent], references, private, unchanged)
 
     def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        texts = [codec.decode(one) for one in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
+        texts = [codec.decode(ids) for ids in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
-        result: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
-        if (file := self.by_rule) and (when == AFTER or (when == BEFORE and variant.plain)):
+        answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
+        if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.plain)):
             run.progress(f"{variant.name}: instructions {when}")
-            prompts = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in file.read(run.data)]
-            result["followed"] = [codec.decode(one) for one in greedy(model, prompts, file.new_tokens)]
-        return result
+            texts = [instruction.text for instruction in instructions.read(run.data)]
+            prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
+            answers["followed"] = [codec.decode(ids) for ids in greedy(model, prompts, instructions.new_tokens)]
+        return answers
 
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
     ) -> list[ResultRecord]:
         """Returns the figures of one variant's answers, before or after training."""
-        of = {"variant": variant.name, "when": when}
+        parts = {"variant": variant.name, "when": when}
         losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
-        about = data_refs.parse_ref(self.data["validation"])
-        if labels := about[0].labels if about else ():
-            result = loss_figures(losses, self.seed, of, run.predictions)
-            result += self._graded_classes(answered["texts"], prompts.references, labels, of, run.predictions)
+        data_set = data_refs.parse_ref(self.data["validation"])
+        if labels := data_set[0].labels if data_set else ():
+            figures = loss_figures(losses, self.seed, parts, run.predictions)
+            figures += self._graded_classes(answered["texts"], prompts.references, labels, parts, run.predictions)
         else:
-            result = self.answer_figures(run, losses, answered["texts"], prompts.references, of)
-        if "followed" in answered and (file := self.by_rule):
-            result += by_rules(file.read(run.data), answered["followed"], of, run.predictions)
-        return result
+            figures = self.answer_figures(run, losses, answered["texts"], prompts.references, parts)
+        if "followed" in answered and (instructions := self.instruction_file):
+            figures += rule_figures(instructions.read(run.data), answered["followed"], parts, run.predictions)
+        return figures
 
     def _graded_classes(
-        self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], of: Parts, kept: dict[str, str]
+        self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], parts: Parts, kept: dict[str, str]
     ) -> list[ResultRecord]:
         """Returns the figures of answers that name a class."""
-        guess = np.array([class_of(one, labels) for one in texts], np.int64)
-        truth = [labels.index(one) for one in references]
-        keep(kept, {"answer": guess}, of)
-        named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
+        guess = np.array([class_of(text, labels) for text in texts], np.int64)
+        truth = [labels.index(reference) for reference in references]
+        keep_rows(kept, {"answer": guess}, parts)
+        named_share = share(guess != NO_CLASS, np.random.default_rng(self.seed))
         graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
-        return records(graded | with_spread({"answers that name a class": named}), **of)
+        return records(graded | with_spread({"answers that name a class": named_share}), **parts)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
@@ -254,6 +255,6 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
 
 def class_of(answer: str, labels: Sequence[str]) -> int:
     """Returns the number of the one label that an answer names as a word, in any case; NO_CLASS if not exactly one."""
-    words = set(re.findall(r"\w+", answer.lower()))
-    numbers = [number for number, label in enumerate(labels) if label.lower() in words]
-    return numbers[0] if len(numbers) == 1 else NO_CLASS
+    answer_words = set(re.findall(r"\w+", answer.lower()))
+    named_classes = [number for number, label in enumerate(labels) if label.lower() in answer_words]
+    return named_classes[0] if len(named_classes) == 1 else NO_CLASS

@@ -33,14 +33,14 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
 from milkglass.experiments.procedures import theory
-from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
+from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
     RowFilter,
     SharedStepRecipe,
     classes_of,
-    level,
+    likeness,
     rows_of,
     shadow_rows,
 )
@@ -92,29 +92,30 @@ class SharedTraining(SharedStepRecipe):
         sums = data_refs.sums(run.data, [self.data])
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
-        site = TrainingSite(base, self, *_rows(self, tokenizer, run.data), tokenizer, run.out, cache, run.progress)
+        rows_and_classes = _split_rows(self, tokenizer, run.data)
+        site = TrainingSite(base, self, *rows_and_classes, tokenizer, run.out, cache, run.progress)
         work: dict[str, Callable[[], dict[str, Any]]] = {"untrained": lambda: site.graded(site.step())}
         if (labels := site.held_out.labels) is not None:
-            work["one class for all"] = partial(constant, labels, self.seed)
+            work["one class for all"] = partial(constant_answer_figures, labels, self.seed)
         for name, entry in self.defences.items():
             work[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
         if self.evaluation.get("theory"):
-            work["theory"] = partial(_theory, site)
-        parts, result = PartialResults(run.out / "figures.json"), list[ResultRecord]()
-        for name, one in work.items():
-            values = parts.get(name, one)
-            rows = values.pop(ROWS, {})  # parts that older code measured have none
+            work["theory"] = partial(_theory_figures, site)
+        parts, figure_records = PartialResults(run.out / "figures.json"), list[ResultRecord]()
+        for name, measure_part in work.items():
+            measured = parts.get(name, measure_part)
+            rows = measured.pop(ROWS, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
-            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in values.items()))
-            result += records(values, variant=name)
+            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in measured.items()))
+            figure_records += records(measured, variant=name)
         if self.evaluation.get("theory"):
             figures = json.loads((run.out / THEORY).read_text("utf-8"))
             undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
-            result += [
-                ResultRecord(measure=one, value=math.nan, variant="theory", undefined=why)
-                for one, why in undefined.items()
+            figure_records += [
+                ResultRecord(measure=measure, value=math.nan, variant="theory", undefined=reason)
+                for measure, reason in undefined.items()
             ]
-        return result
+        return figure_records
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +158,7 @@ class TrainingSite:
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
         """Returns the model after training. It is trained once, and its weights are cached."""
         step, rows = self.step(), self.defended_rows(name, guard)
-        path = self.cache.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
+        path = self.cache.path_of("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
             if tensors.keys() != {*step.names}:
@@ -166,20 +167,20 @@ class TrainingSite:
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         fit(step, rows, guard.shield, self.training, self.recipe.seed, self.pad, info)
-        tensors = {n: one.detach().cpu().clone() for n, one in step.module.named_parameters() if n in step.names}
+        tensors = {n: weight.detach().cpu().clone() for n, weight in step.module.named_parameters() if n in step.names}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
-            self.cache.wrote(path)
+            self.cache.record_writer(path)
         return step
 
     def _digest(self, rows: PrivateRows, shield: GradientDefence) -> str:
         """Returns the digest of all that decides a trained model except code."""
         recipe = self.recipe
-        about = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
-        about += [asdict(self.training), signature(shield)]
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-        for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
-            digest.update(one.astype("<i8").tobytes())
+        identity = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
+        identity += [asdict(self.training), signature(shield)]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+        for array in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
+            digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def graded(self, step: SharedStep) -> dict[str, Any]:
@@ -188,50 +189,50 @@ class TrainingSite:
         return {**measured.figures, ROWS: measured.rows}
 
     def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
-        result = self.graded(self.trained(name, guard))
+        figures = self.graded(self.trained(name, guard))
         if guard.ghost is not None:
-            result |= level(self.train.ids, self.defended_rows(name, guard).ids, self._read, self.recipe.seed)
-        return result
+            figures |= likeness(self.train.ids, self.defended_rows(name, guard).ids, self._read, self.recipe.seed)
+        return figures
 
     def _read(self, ids: Ids) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-def _theory(site: TrainingSite) -> dict[str, float]:
+def _theory_figures(site: TrainingSite) -> dict[str, float]:
     """Returns the figures of section 5.2 for the first empty defence and the first with GHOST."""
     guards = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
     plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
     ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
     if plain is None or ghost is None:
         raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
-    part = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
-    pair = (site.train.part(part), site.defended_rows(ghost, guards[ghost]).part(part))
+    first_rows = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
+    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, guards[ghost]).part(first_rows))
     models = site.step(), site.trained(plain, guards[plain]), site.trained(ghost, guards[ghost])
-    result = theory.check(*models, *pair)
-    files.write(site.out / THEORY, json.dumps(result.to_json(), allow_nan=False) + "\n")
-    files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.drawn(result.to_json()))
-    return result.figures
+    findings = theory.measure_theory(*models, *texts_and_shadows)
+    files.write(site.out / THEORY, json.dumps(findings.to_json(), allow_nan=False) + "\n")
+    files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.theory_svg(findings.to_json()))
+    return findings.figures
 
 
-def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRows, PrivateRows, int]:
+def _split_rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRows, PrivateRows, int]:
     """Returns the training rows, the held-out rows, and the number of classes."""
-    selected = from_entries(LocalTraining, recipe.training)
+    training = from_entries(LocalTraining, recipe.training)
     examples, numbers = data_refs.examples(data, recipe.data), None
     if recipe.task == "classification":
         numbers = classes_of(recipe.data, examples)
-    expected = RowFilter(selected.rows, 1, selected.words, selected.longest)
-    rows = rows_of(tokenizer, examples, numbers, expected, np.random.default_rng(recipe.seed))
-    out = held_out(rows.labels, len(rows), selected.share)
-    return rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers)
+    row_filter = RowFilter(training.rows, 1, training.words, training.longest)
+    rows = rows_of(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
+    out = held_out_mask(rows.labels, len(rows), training.share)
+    return (rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers))
 
 
-def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
+def held_out_mask(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
     """Returns (count,) which rows are held out: the share of each class by largest remainder, the first rows of it.
 
     Rows come in random order. Raises UsageError if a class would have no row held out, or none left.
     """
-    kinds = np.zeros(count, np.int64) if labels is None else labels
-    classes, sizes = np.unique(kinds, return_counts=True)
+    labels_or_zero = np.zeros(count, np.int64) if labels is None else labels
+    classes, sizes = np.unique(labels_or_zero, return_counts=True)
     quotas = sizes * round(share * count) / count
     counts = np.floor(quotas).astype(np.int64)
     counts[np.argsort(counts - quotas, kind="stable")[: round(share * count) - int(counts.sum())]] += 1
@@ -240,7 +241,7 @@ def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
             f"{round(share * count)} of {count} rows are held out: of a class none, or all",
             "take more rows, or hold out another number",
         )
-    result = np.zeros(count, np.bool_)
-    for one, part in zip(classes, counts, strict=True):
-        result[np.flatnonzero(kinds == one)[:part]] = True
-    return result
+    is_held_out = np.zeros(count, np.bool_)
+    for class_number, part in zip(classes, counts, strict=True):
+        is_held_out[np.flatnonzero(labels_or_zero == class_number)[:part]] = True
+    return is_held_out

@@ -82,7 +82,7 @@ class SymbolGeneration(GeneratorTuning):
         for name, entry in self.variants.items():
             if entry and not isinstance(self.scheme(entry), Coarse):
                 raise UsageError(f"{name} has no symbols", 'say scheme = "coarse"')
-        if not self.weights or not all(0 <= one <= 1 for one in self.weights):
+        if not self.weights or not all(0 <= weight <= 1 for weight in self.weights):
             raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
         if self.instructions:
             raise UsageError("instructions are not asked in symbols", "leave the table out")
@@ -117,7 +117,7 @@ class SymbolGeneration(GeneratorTuning):
         """Returns the variants, and the client's model as one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
         variants = super().prepared(base, run)
-        plain = next(one for one in variants if one.plain)
+        plain = next(variant for variant in variants if variant.plain)
         client = replace(plain, name=CLIENT, model=run.out / f"{CLIENT}-model", job=run.out / CLIENT)
         if not (client.model / "config.json").is_file():
             with_layers(base, self.client_layers, client.model)
@@ -128,30 +128,30 @@ class SymbolGeneration(GeneratorTuning):
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
-        folders = {one.name: one.job / "result" for one in variants} | {PUBLIC: base.folder}
+        folders = {trained.name: trained.job / "result" for trained in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
-        clients = {name: loaded(folders[name], stops) for name in (CLIENT, PUBLIC)}
-        plain = next(one for one in variants if one.name == PLAIN)
+        clients = {name: load_model(folders[name], stops) for name in (CLIENT, PUBLIC)}
+        plain = next(trained for trained in variants if trained.name == PLAIN)
         examples = self._held_out(run)[: self.evaluation["answers"]]
-        result: list[ResultRecord] = []
-        for name, model in [*clients.items(), (PLAIN, loaded(folders[PLAIN], stops))]:
+        figures: list[ResultRecord] = []
+        for name, model in [*clients.items(), (PLAIN, load_model(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            result += self._alone(run, base, plain, model, examples, name)
+            figures += self._alone(run, base, plain, model, examples, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
             codec = Codec.open(variant.key, base.folder)
-            server = loaded(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
-            result.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
+            server = load_model(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
+            figures.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
                     pair = AnsweringPair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
-                    of = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
-                    known = {**of, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    result += self._together(run, codec.unscrambling, pair, examples, of, known)
-        return result
+                    parts = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
+                    known_parts = {**parts, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
+                    figures += self._together(run, codec.unscrambling, pair, examples, parts, known_parts)
+        return figures
 
     def _held_out(self, run: RunFolder) -> list[Example]:
         return list(read_examples(run.out / "data" / "validation.jsonl"))
@@ -162,41 +162,47 @@ class SymbolGeneration(GeneratorTuning):
         """Returns the figures of one model that answers alone."""
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        prompts = [codec.encode_chat(one.messages[:-1]) for one in examples]
-        texts = [codec.decode(one) for one in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
+        prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
+        texts = [codec.decode(ids) for ids in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
         return self.answer_figures(
             run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
         )
 
     def _together(
-        self, run: RunFolder, codec: Codec, pair: AnsweringPair, examples: list[Example], of: Parts, known: Parts | None
+        self,
+        run: RunFolder,
+        codec: Codec,
+        pair: AnsweringPair,
+        examples: list[Example],
+        parts: Parts,
+        known_parts: Parts | None,
     ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 
         Args:
             codec: of original ids.
-            of: parts of the records.
-            known: of those of a client that gets the true symbols. None: no answers are written.
+            parts: parts of the records.
+            known_parts: of those of a client that gets the true symbols. None: no answers are written.
         """
-        chats = [one.messages for one in self._held_out(run)]
-        losses, of_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
-        if known is None:
-            return loss_figures((losses, tokens), self.seed, of, run.predictions)
-        prompts = [torch.from_numpy(codec.encode_chat(one.messages[:-1])).long() for one in examples]
-        texts = [codec.decode(pair.greedy(one, self.evaluation["new_tokens"])) for one in prompts]
-        result = self.answer_figures(run, (losses, tokens), texts, references(examples), of)
-        return result + loss_figures((of_known, tokens), self.seed, known, run.predictions)
+        chats = [example.messages for example in self._held_out(run)]
+        losses, losses_with_symbols, tokens = row_losses(pair, codec, chats, self.training.max_length)
+        if known_parts is None:
+            return loss_figures((losses, tokens), self.seed, parts, run.predictions)
+        prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
+        texts = [codec.decode(pair.greedy(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
+        figures = self.answer_figures(run, (losses, tokens), texts, references(examples), parts)
+        return figures + loss_figures((losses_with_symbols, tokens), self.seed, known_parts, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
         counts = encoded(codec.unscrambling, rows).original.counts(len(codec.sigma))
-        used = np.bincount(codec.sigma, counts)
-        used = used[used > 0] / used.sum()
-        return float(-(used * np.log2(used)).sum())
+        shares = np.bincount(codec.sigma, counts)
+        shares = shares[shares > 0] / shares.sum()
+        return float(-(shares * np.log2(shares)).sum())
 
 
-def loaded(folder: Path, stops: frozenset[int]) -> Any:
+def load_model(folder: Path, stops: frozenset[int]) -> Any:
     """Returns the model of a folder, whose answers end with one of these ids."""
     model = language_model(Checkpoint.open(folder)).eval()
     model.generation_config.eos_token_id = sorted(stops)
@@ -205,4 +211,4 @@ def loaded(folder: Path, stops: frozenset[int]) -> Any:
 
 def references(examples: Sequence[Example]) -> list[str]:
     """Returns the data set's own answers."""
-    return [str(one.messages[-1]["content"]) for one in examples]
+    return [str(example.messages[-1]["content"]) for example in examples]

@@ -27,8 +27,8 @@ def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
         UsageError: the numbers are not ascending, or the model lacks such a layer.
         UnsupportedModel: the tensors' names do not tell their layer.
     """
-    name = next((one for one in COUNTS if one in base.config), None)
-    if name is None or not any(LAYER.search(one) for one in base.tensors):
+    name = next((entry for entry in COUNTS if entry in base.config), None)
+    if name is None or not any(LAYER.search(tensor) for tensor in base.tensors):
         raise UnsupportedModel("the model's layers are not numbered as Llama's or GPT-2's are", "take another model")
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < base.config[name]:
         raise UsageError(
@@ -48,14 +48,14 @@ def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
         UsageError, UnsupportedModel: see `require_layers`.
     """
     name = require_layers(base, kept)
-    numbers = {number: new_number for new_number, number in enumerate(kept)}
+    new_numbers = {number: new_number for new_number, number in enumerate(kept)}
     tensors = {}
     for tensor in base.tensors:
         match = LAYER.search(tensor)
         if match is None:
             tensors[tensor] = base.read(tensor)
-        elif int(match[2]) in numbers:
-            tensors[LAYER.sub(f"{match[1]}.{numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
+        elif int(match[2]) in new_numbers:
+            tensors[LAYER.sub(f"{match[1]}.{new_numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
     config = {**base.config, name: len(kept)}
     if "layer_types" in config:
         config["layer_types"] = [config["layer_types"][number] for number in kept]

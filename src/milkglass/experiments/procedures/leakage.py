@@ -89,58 +89,61 @@ def leakage(
 
     The attack "strongest" is the best of all, for each measure separately.
     """
-    problem_texts, others = problem.train.texts, problem.others.texts
+    attacked_texts, other_texts = problem.train.texts, problem.others.texts
     if attacked.private == "held out":
-        problem_texts, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
-    if attacked.rows > len(problem_texts):
+        attacked_texts, other_texts = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
+    if attacked.rows > len(attacked_texts):
         raise UsageError(
-            f"{attacked.rows} private rows are more than the {len(problem_texts)} of {attacked.private}",
+            f"{attacked.rows} private rows are more than the {len(attacked_texts)} of {attacked.private}",
             "lower attacked.rows",
         )
-    private = problem_texts[: attacked.rows]
-    scene = scene_of(base, cell.client, cell.server, private, {ALIKE: others[: attacked.public]})
+    private = attacked_texts[: attacked.rows]
+    scene = scene_of(base, cell.client, cell.server, private, {ALIKE: other_texts[: attacked.public]})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
     instances = attacks_of(attacks)
     cells: list[AttackResult] = []
 
-    def ended(one: AttackResult) -> None:
-        top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
-        progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
+    def ended(outcome: AttackResult) -> None:
+        top = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
+        progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{top}")
 
     # whether a checkpoint was uploaded and trained; halves are trained before the server has one of them
     has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
     tuned = attacked.tables != "uploaded" and has_tables
-    first = {name: one for name, one in instances.items() if not (tuned and attacked.tables == "tuned" and _reads(one))}
-    if first:
-        cells += run(scene, first, _work(folder, identity, first), budget, 1, ended, RECIPE).cells
+    on_uploaded = dict(instances)
+    if tuned and attacked.tables == "tuned":
+        on_uploaded = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
+    if on_uploaded:
+        cells += run(scene, on_uploaded, _resume_store(folder, identity, on_uploaded), budget, 1, ended, RECIPE).cells
     if tuned:
-        again = {name: one for name, one in instances.items() if _reads(one)}
-        work = _work(folder / "tuned", identity, again)
-        cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
-    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
-    texts = sum(len(one) for one in corpora if one is not None)
-    values = {"texts, attacker": float(texts), **_ceiling(scene), **(_distances(scene, cell) if tuned else {})}
-    return _figures(cells) + records(values)
+        on_tuned = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
+        work = _resume_store(folder / "tuned", identity, on_tuned)
+        cells += run(_after_training(scene, cell), on_tuned, work, budget, 1, ended, RECIPE).cells
+    corpora = [adversary.knowledge.corpus for adversary in scene.adversaries if adversary.name == ALIKE]
+    texts = sum(len(corpus) for corpus in corpora if corpus is not None)
+    measured = {"texts, attacker": float(texts), **_ceiling_figures(scene)}
+    return _figures(cells) + records(measured | (_distance_figures(scene, cell) if tuned else {}))
 
 
-def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
-    return ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
+def _resume_store(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
+    signatures = {name: signature(attack) for name, attack in instances.items()}
+    return ResumeStore.open(folder, {**about, "attacks": signatures})
 
 
-def _reads(attack: Attack) -> bool:
+def _reads_tables(attack: Attack) -> bool:
     return Weights in attack.sees
 
 
 def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
     """Returns the scene of an attacker who has the tuned checkpoint and not the uploaded one."""
-    others = [one for one in scene.transcript.observations if not isinstance(one, Weights)]
-    tuned = [replace(one, tuned=True) for one in cell.tuned.rest() if isinstance(one, Weights)]
-    adversaries = tuple(replace(one, name=f"{one.name} (tuned)") for one in scene.adversaries)
+    others = [seen for seen in scene.transcript.observations if not isinstance(seen, Weights)]
+    tuned = [replace(weights, tuned=True) for weights in cell.tuned.rest() if isinstance(weights, Weights)]
+    adversaries = tuple(replace(adversary, name=f"{adversary.name} (tuned)") for adversary in scene.adversaries)
     transcript = replace(scene.transcript, observations=(*tuned, *others))
     return replace(scene, transcript=transcript, adversaries=adversaries)
 
 
-def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
+def _distance_figures(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
     """Returns EDNN's Figure 2 for the attacked tokens, if each id stands for one token."""
     public = scene.adversaries[0].knowledge.public_model
     tuned = _after_training(scene, cell).transcript.table
@@ -151,7 +154,7 @@ def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
     return quantiles(*own_and_nearest(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
 
 
-def _ceiling(scene: Scene) -> dict[str, float]:
+def _ceiling_figures(scene: Scene) -> dict[str, float]:
     """Returns the shares of tokens that were sent at all and that were sent unchanged, if words or tokens are replaced.
 
     The first bounds what any attack can read. Defences are compared at equal values of the second.
@@ -168,7 +171,7 @@ def _ceiling(scene: Scene) -> dict[str, float]:
 
 def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
     """Returns the figures of all attacks, and of the one that reads most. Raises UsageError if one failed."""
-    result: list[ResultRecord] = []
+    figures: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
@@ -177,13 +180,13 @@ def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
         require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS, 1)):
             values = with_spread(cell.among(names), scale)
-            result += records(values, attack=cell.attack, attacker=cell.adversary)
-    for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
-        read = [one.measures[kind] for one in cells if one.state == "done" and kind in one.measures]
-        if read := [one for one in read if not np.isnan(one.value)]:
-            values = with_spread({kind: max(read, key=lambda one: one.value)})
-            result += records(values, attack=STRONGEST)
-    return result
+            figures += records(values, attack=cell.attack, attacker=cell.adversary)
+    for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
+        intervals = [cell.measures[measure] for cell in cells if cell.state == "done" and measure in cell.measures]
+        if intervals := [interval for interval in intervals if not np.isnan(interval.value)]:
+            values = with_spread({measure: max(intervals, key=lambda interval: interval.value)})
+            figures += records(values, attack=STRONGEST)
+    return figures
 
 
 def require_uncut(cell: AttackResult) -> None:
@@ -208,16 +211,16 @@ def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> 
         public: (m, d).
         origin: (n,) the public row for which each row stands.
     """
-    theirs, mine = (device.moved(differences(one.double())) for one in (public, server))
-    own, other = [], []
-    for start in range(0, len(mine), ROWS_AT_A_TIME):
-        place = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])
-        far = torch.cdist(mine[start : start + ROWS_AT_A_TIME], theirs)
-        rows = torch.arange(len(place))
-        own.append(far[rows, place].clone())
-        far[rows, place] = torch.inf
-        other.append(far.min(1).values)
-    return device.array(torch.cat(own)), device.array(torch.cat(other))
+    public_differences, server_differences = (device.moved(differences(table.double())) for table in (public, server))
+    own_distances, nearest_other = [], []
+    for start in range(0, len(server_differences), ROWS_AT_A_TIME):
+        own_rows = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])
+        distances = torch.cdist(server_differences[start : start + ROWS_AT_A_TIME], public_differences)
+        rows = torch.arange(len(own_rows))
+        own_distances.append(distances[rows, own_rows].clone())
+        distances[rows, own_rows] = torch.inf
+        nearest_other.append(distances.min(1).values)
+    return device.array(torch.cat(own_distances)), device.array(torch.cat(nearest_other))
 
 
 def quantiles(own_distances: Floats, other_distances: Floats) -> dict[str, float]:

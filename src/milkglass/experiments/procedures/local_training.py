@@ -70,9 +70,9 @@ def fit(
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
             ids, mask, targets = rows.part(order[start : start + training.batch]).batch(pad)
-            seen = share(step, ids, mask, targets, shield, count, stream)
+            shared = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
-            for name, gradient in seen.tensors.items():
+            for name, gradient in shared.tensors.items():
                 parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory
             optimizer.step()
             count += 1
@@ -96,7 +96,7 @@ class Utility:
 def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> Utility:
     """Returns "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
     if step.task == "next-token":
-        return _predicting(step, rows, seed)
+        return _prediction_utility(step, rows, seed)
     assert rows.labels is not None
     order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
     guesses = np.empty(len(rows), np.int64)
@@ -107,14 +107,14 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
     return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": pack_answers(guesses)})
 
 
-def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
+def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
     """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
-    for place, text_ids in enumerate(rows.ids):
+    for row, text_ids in enumerate(rows.ids):
         if len(text_ids) > 1:
             ids, mask = batch([text_ids.tolist()], 0)
-            tokens[place] = len(text_ids) - 1
-            losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
+            tokens[row] = len(text_ids) - 1
+            losses[row] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[row]
     predictions = {"loss": pack_answers(losses), "tokens": pack_answers(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     measures = {
@@ -124,10 +124,11 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
     return Utility(with_spread(measures, scale=1), predictions)
 
 
-def constant(labels: Ids, seed: int) -> dict[str, float]:
+def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:
     """Returns the best accuracy and the best F1 of predicting one class for every row."""
-    every = [_class_measures(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
-    best = {name: max((one[name] for one in every), key=lambda it: it.value) for name in ("accuracy", "f1")}
+    answers = [np.full(len(labels), label) for label in sorted({*labels.tolist()})]
+    measured = [_class_measures(answer, labels, seed) for answer in answers]
+    best = {name: max((by_name[name] for by_name in measured), key=lambda f: f.value) for name in ("accuracy", "f1")}
     return with_spread(best, scale=1)
 
 

@@ -49,37 +49,37 @@ class WordTable:
     def read(cls, path: Path) -> WordTable:
         """Reads a GloVe text file. Raises BadTable if it is not one."""
         table = read_glove(path)
-        own = torch.from_numpy(table.vectors)
-        rows = torch.cat([torch.zeros(1, own.shape[1]), own.mean(0, keepdim=True), own])
+        vectors = torch.from_numpy(table.vectors)
+        rows = torch.cat([torch.zeros(1, vectors.shape[1]), vectors.mean(0, keepdim=True), vectors])
         return cls((*SPECIAL_WORDS, *table.words), rows)
 
     def __len__(self) -> int:
         return len(self.words)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _id_of_word(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words) if number not in SPECIAL}
 
     def ids(self, text: str) -> list[int]:
         """Returns the ids of a text. A text without words is one unknown word."""
-        result = [self._places.get(word, UNKNOWN) for word in split(text)]
-        return result or [UNKNOWN]
+        word_ids = [self._id_of_word.get(word, UNKNOWN) for word in split_words(text)]
+        return word_ids or [UNKNOWN]
 
     def encoded(self, texts: Iterable[str]) -> Sequences:
         return Sequences.of(self.ids(text) for text in texts)
 
     def text(self, ids: Ids) -> str:
-        return " ".join(self.words[one] for one in ids.tolist() if one != PADDING)
+        return " ".join(self.words[word_id] for word_id in ids.tolist() if word_id != PADDING)
 
 
-def split(text: str) -> list[str]:
-    result: list[str] = []
+def split_words(text: str) -> list[str]:
+    words: list[str] = []
     for piece in text.lower().split():
-        result += [piece] if is_word(piece) else pattern(contractions=True).findall(piece)
-    return result
+        words += [piece] if is_word(piece) else pattern(contractions=True).findall(piece)
+    return words
 
 
-def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def is_word_id(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Returns (n,) which ids stand for words."""
     return ~np.isin(np.arange(size), SPECIAL)
 
@@ -130,8 +130,8 @@ class BiLSTM(torch.nn.Module):
             self.table(ids.to(self.table.weight.device)), lengths, batch_first=True, enforce_sorted=False
         )
         _, (states, _) = self.lstm(packed)
-        both: torch.Tensor = self.head(torch.cat([states[-2], states[-1]], 1))
-        return both
+        logits: torch.Tensor = self.head(torch.cat([states[-2], states[-1]], 1))
+        return logits
 
 
 def train(
@@ -149,7 +149,7 @@ def train(
             [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
         )
         for epoch in range(training.epochs):
-            batches = batched(texts.lengths, training.batch_size)
+            batches = length_batches(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
                 logits = net(*padded([ids[i] for i in batch]))
                 loss = torch.nn.functional.cross_entropy(logits, device.tensor(labels[batch]))
@@ -159,12 +159,12 @@ def train(
                 loss.backward()
                 optimiser.step()
                 if step % STEPS_BETWEEN_LINES == 0:
-                    done = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
-                    progress(f"{done}, loss {loss.item():.4f}")
+                    position = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
+                    progress(f"{position}, loss {loss.item():.4f}")
     return net.eval()
 
 
-def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     """Returns every text once, in batches of similar lengths, in a random order from torch's generator.
 
     Of each BATCHES_SORTED_TOGETHER batches of a random order, the texts are sorted by length. A long text in a batch
@@ -176,16 +176,16 @@ def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
         group = order[start : start + BATCHES_SORTED_TOGETHER * size]
         group = group[np.argsort(lengths[group], kind="stable")]
         batches += [group[at : at + size] for at in range(0, len(group), size)]
-    return [batches[place] for place in torch.randperm(len(batches)).tolist()]
+    return [batches[index] for index in torch.randperm(len(batches)).tolist()]
 
 
 @torch.inference_mode()
-def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
+def predicted_classes(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
     """Returns (u,) the class that the model predicts for each text."""
-    ids, result = list(texts), []
+    ids, classes = list(texts), []
     for start in range(0, len(ids), batch_size):
-        result.append(net(*padded(ids[start : start + batch_size])).argmax(1).cpu().numpy())
-    return np.concatenate(result)
+        classes.append(net(*padded(ids[start : start + batch_size])).argmax(1).cpu().numpy())
+    return np.concatenate(classes)
 
 
 def padded(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,8 +54,8 @@ class SharedGradients:
             stream = Stream.of_seed(self.seed)
             stream.bytes(STREAM_BYTES * number)
             part = self.rows.part(np.arange(self.size * number, self.size * (number + 1)))
-            seen = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
-            self._kept = number, dict(seen.tensors)
+            shared = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
+            self._kept = number, dict(shared.tensors)
         return self._kept[1]
 
 

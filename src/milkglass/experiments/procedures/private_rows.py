@@ -62,7 +62,7 @@ class PrivateRows:
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns ids and mask (b, t), and the labels."""
-        ids, mask = batch([one.tolist() for one in self.ids], pad)
+        ids, mask = batch([text_ids.tolist() for text_ids in self.ids], pad)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 
@@ -98,26 +98,29 @@ class DefenceSpec:
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
         """Parses an entry. Raises UsageError."""
         values = dict(entry)
-        info = table_of(values, "ghost") if "ghost" in values else None
+        ghost_entry = table_of(values, "ghost") if "ghost" in values else None
         values.pop("ghost", None)
-        return cls(gradient_defence_of(values), None if info is None else _ghost(name, info))
+        return cls(gradient_defence_of(values), None if ghost_entry is None else _ghost(name, ghost_entry))
 
 
 def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
-    kinds = (Search, Selection)
-    names = [one.name for kind in kinds for one in fields(kind)]
+    setting_classes = (Search, Selection)
+    names = [parameter.name for settings in setting_classes for parameter in fields(settings)]
     if unknown := sorted(set(entry) - set(names)):
         raise UsageError(f"{name}: ghost has no {unknown[0]!r}", f"it has: {', '.join(names)}")
-    search, selection = ({one.name: entry[one.name] for one in fields(kind) if one.name in entry} for kind in kinds)
+    search, selection = (
+        {parameter.name: entry[parameter.name] for parameter in fields(settings) if parameter.name in entry}
+        for settings in setting_classes
+    )
     return from_entries(Search, search), from_entries(Selection, selection)
 
 
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
     """Returns the numbers of the classes: a named data set's own, else in the order of their names."""
-    about = data_refs.parse_ref(ref)
-    return (
-        about[0].numbers if about else {name: i for i, name in enumerate(sorted({str(one.label) for one in examples}))}
-    )
+    data_set = data_refs.parse_ref(ref)
+    if data_set:
+        return data_set[0].numbers
+    return {name: i for i, name in enumerate(sorted({str(row.label) for row in examples}))}
 
 
 def rows_of(
@@ -141,8 +144,8 @@ def rows_of(
             break
         if not expected.least <= len(example.text.split()) <= expected.most:
             continue
-        result = tokenizer(example.text, split_special_tokens=True)["input_ids"]
-        if not result or len(result) > expected.longest:
+        text_ids = tokenizer(example.text, split_special_tokens=True)["input_ids"]
+        if not text_ids or len(text_ids) > expected.longest:
             continue
         if numbers is not None:
             if example.label not in numbers:
@@ -151,7 +154,7 @@ def rows_of(
                 continue
             remaining[numbers[example.label]] -= 1
             labels.append(numbers[example.label])
-        ids.append(result)
+        ids.append(text_ids)
     if len(ids) < expected.texts:
         raise UsageError(
             f"{expected.texts} texts of {expected.least} to {expected.most} words are needed, there are {len(ids)}",
@@ -172,25 +175,25 @@ def shadow_rows(
     if guard.ghost is None:
         return rows
     ghost = ghost_of(base, guard, seed)
-    info = [base.digest(), base.config, ghost.searched, *(one.document() for one in guard.ghost), seed]
-    about = json.dumps(info, sort_keys=True)
-    name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
-    path = cache.place("shadows", f"shadows-{name}.jsonl")
+    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in guard.ghost), seed]
+    identity = json.dumps(parts, sort_keys=True)
+    name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
+    path = cache.path_of("shadows", f"shadows-{name}.jsonl")
     shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(shadows) < len(rows):
         subset = np.arange(len(shadows), min(len(shadows) + SENTENCES_A_PART, len(rows)))
-        shadows += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
+        shadows += [shadow.tolist() for shadow in ghost.shadows(rows.chosen(subset))]
         with files.atomic_write(path) as file:
-            file.write("".join(f"{json.dumps(one)}\n" for one in shadows))
-            cache.wrote(path)
+            file.write("".join(f"{json.dumps(shadow)}\n" for shadow in shadows))
+            cache.record_writer(path)
         progress(f"{len(shadows)} of {len(rows)} sentences have their shadows")
     return Sequences.of(shadows)
 
 
-def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
+def likeness(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
     """Returns how similar the shadows are to their texts (Table 1): mean ROUGE-1, 2, L and METEOR from 0 to 1."""
-    likeness = rouge([read(one) for one in after], [read(one) for one in before], np.random.default_rng(seed))
-    return with_spread({f"shadow {name}": one for name, one in likeness.items()}, scale=1)
+    likeness = rouge([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
+    return with_spread({f"shadow {name}": interval for name, interval in likeness.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,16 +58,16 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
     return result
 
 
-def sample(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
+def sample(examples: Sequence[Example], rows: int, seed: int, noun: str) -> list[Example]:
     """Draws rows without replacement: the first of the seed's order. Raises UsageError if there are too few."""
     if not 0 < rows <= len(examples):
-        raise UsageError(f"{rows} rows of {what} are needed, {len(examples)} fit", "lower it, or raise words")
+        raise UsageError(f"{rows} rows of {noun} are needed, {len(examples)} fit", "lower it, or raise words")
     return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
 
 
 def write(examples: Sequence[Example], out: Path) -> Path:
     files.private_dir(out.parent)
-    files.write(out, "".join(json.dumps(as_row(one)) + "\n" for one in examples))
+    files.write(out, "".join(json.dumps(as_row(example)) + "\n" for example in examples))
     return out
 
 
@@ -117,7 +117,7 @@ class ChatSanitizer:
         return out
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
-        tokens = prompt.of_chat(tokenizer, messages, limit, self.instruction)
+        tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
         sent = tokens.replaced(self._replaced)
         own = tokens.private
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
@@ -129,5 +129,5 @@ class ChatSanitizer:
 
 def counted(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
     """Returns (n,) how often each token occurs in the users' messages, without the instruction."""
-    own = (turn["content"] for one in examples for turn in one.messages if turn["role"] == "user")
+    own = (turn["content"] for example in examples for turn in example.messages if turn["role"] == "user")
     return reader.counts(text.removeprefix(instruction) for text in own)

@@ -46,10 +46,10 @@ class CombinedDistribution:
 
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) log p in fp64, from the logits of the client (..., n) and the server (..., m)."""
-        answers = server.double().log_softmax(-1)
-        client_log_probs, mass = self._beliefs(client, answers)
-        belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * answers).log_softmax(-1)
-        return client_log_probs + (belief - mass)[..., self.symbols]
+        server_words = server.double().log_softmax(-1)
+        client_words, mass = self._beliefs(client, server_words)
+        belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * server_words).log_softmax(-1)
+        return client_words + (belief - mass)[..., self.symbols]
 
     def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) the logarithm of each token's share of its symbol, by the client. See `log_probs`."""
@@ -90,24 +90,24 @@ class AnsweringPair:
         sent = self._sent(tokens)
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._models_and_ids(tokens, sent)]
         places = answered[1:].nonzero().flatten()
-        scores_there, targets = [one[places] for one in scores], tokens[1:][places][:, None]
-        sums = [one(*scores_there).gather(1, targets).sum() for one in (self.writer.log_probs, self.writer.within)]
-        return -float(sums[0]), -float(sums[1]), len(places)
+        scores_there, targets = [score[places] for score in scores], tokens[1:][places][:, None]
+        combined, within = (f(*scores_there).gather(1, targets) for f in (self.writer.log_probs, self.writer.within))
+        return -float(combined.sum()), -float(within.sum()), len(places)
 
     @torch.inference_mode()
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
         """Returns the likeliest tokens after a prompt (t,), up to the first that ends the answer, included."""
-        result, past = list[int](), [None, None]
+        answer_ids, past = list[int](), [None, None]
         ids = prompt.to(self.client.device)
-        while len(result) < new_tokens and not (result and result[-1] in self.stops):
+        while len(answer_ids) < new_tokens and not (answer_ids and answer_ids[-1] in self.stops):
             outputs = [
                 model(input_ids=model_ids[None], past_key_values=cache, use_cache=True)
                 for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), past, strict=True)
             ]
-            past = [one.past_key_values for one in outputs]
-            result.append(int(self.writer.log_probs(*(one.logits[0, -1] for one in outputs)).argmax()))
-            ids = torch.tensor(result[-1:], device=ids.device)
-        return result
+            past = [output.past_key_values for output in outputs]
+            answer_ids.append(int(self.writer.log_probs(*(output.logits[0, -1] for output in outputs)).argmax()))
+            ids = torch.tensor(answer_ids[-1:], device=ids.device)
+        return answer_ids
 
     def _sent(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.writer.symbols.to(tokens.device)[tokens]

@@ -57,11 +57,11 @@ class TheoryFigures:
     undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        lines = {name: asdict(one) for name, one in self.lines.items()}
+        lines = {name: asdict(line) for name, line in self.lines.items()}
         return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
 
-def check(
+def measure_theory(
     initial: SharedStep, plain: SharedStep, ghost: SharedStep, texts: PrivateRows, shadows: PrivateRows
 ) -> TheoryFigures:
     """Measures the theory's quantities before the training, and after it on plain texts and on shadows.
@@ -84,12 +84,12 @@ def figures(
     """Returns the figures from the deviations and drifts.
 
     Args:
-        losses, gradients, after, gradients_after: (b,) of each pair.
+        losses, gradients, losses_after, gradients_after: (b,) of each pair.
         drifts: on texts and on shadows.
     """
     local = np.maximum(losses, gradients)
     epsilon = np.maximum(local, max(drifts))
-    result = {
+    measured = {
         "drift, texts": drifts[0],
         "drift, shadows": drifts[1],
         "loss deviation": float(losses.mean()),
@@ -101,49 +101,52 @@ def figures(
         "gradient deviation after": float(gradients_after.mean()),
     }
     lines, undefined = dict[str, FittedLine](), dict[str, str]()
-    for kind, x in (("epsilon", epsilon), ("local epsilon", local)):
+    for epsilon_kind, x in (("epsilon", epsilon), ("local epsilon", local)):
         for name, y in (("loss", losses_after), ("gradient", gradients_after)):
-            called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
-            one, mean = line(x, y), float(y.mean())
-            if one is None:
-                undefined[called] = undefined[f"{called}, of its mean"] = _why_constant(kind, local, max(drifts))
+            slope_name = f"slope of the {name} deviation" + ("" if epsilon_kind == "epsilon" else ", local")
+            fitted, mean = fitted_line(x, y), float(y.mean())
+            if fitted is None:
+                reason = _why_constant(epsilon_kind, local, max(drifts))
+                undefined |= {slope_name: reason, f"{slope_name}, of its mean": reason}
                 continue
-            lines[f"{name}, {kind}"] = one
-            result[called] = one.slope
+            lines[f"{name}, {epsilon_kind}"] = fitted
+            measured[slope_name] = fitted.slope
             if mean > 0:
-                result[f"{called}, of its mean"] = one.slope / mean
+                measured[f"{slope_name}, of its mean"] = fitted.slope / mean
             else:
-                undefined[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
+                undefined[f"{slope_name}, of its mean"] = "the deviation is 0 for all pairs"
     columns = (losses, gradients, local, epsilon, losses_after, gradients_after)
     names = ("loss", "gradient", "local", "epsilon", "loss after", "gradient after")
     pairs = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
-    return TheoryFigures(result, pairs, lines, undefined)
+    return TheoryFigures(measured, pairs, lines, undefined)
 
 
-def _why_constant(kind: str, local: Floats, drifted: float) -> str:
-    larger = kind == "epsilon" and (local <= drifted).all()
-    return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
+def _why_constant(epsilon_kind: str, local: Floats, drifted: float) -> str:
+    is_drift = epsilon_kind == "epsilon" and (local <= drifted).all()
+    reason = ": a drift is larger than every pair's deviations" if is_drift else ""
+    return f"{epsilon_kind} is the same for all pairs{reason}"
 
 
 def drift(initial: SharedStep, trained: SharedStep) -> float:
     """Returns |t' - t| over all trained parameters."""
-    first, second = (dict(one.module.named_parameters()) for one in (initial, trained))
-    squares = [float((second[n] - first[n]).detach().double().square().sum()) for n in initial.names]
+    before, after = (dict(step.module.named_parameters()) for step in (initial, trained))
+    squares = [float((after[n] - before[n]).detach().double().square().sum()) for n in initial.names]
     return math.sqrt(sum(squares))
 
 
 def deviations(step: SharedStep, texts: PrivateRows, shadows: PrivateRows) -> tuple[Floats, Floats]:
     """Returns (b,) the difference of each text's loss from its shadow's, and (b,) the distance of their gradients."""
     losses, gradients = [], []
-    for i, (one, other) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
+    for i, (text_ids, shadow_ids) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
         target = None if texts.labels is None else torch.tensor([int(texts.labels[i])])
-        (loss, own), (loss_, shadow) = (_at(step, ids, target) for ids in (one, other))
-        losses.append(abs(loss - loss_))
-        gradients.append(math.sqrt(sum(float((own[n] - shadow[n]).double().square().sum()) for n in own)))
+        text_loss, gradient = _measured(step, text_ids, target)
+        shadow_loss, of_shadow = _measured(step, shadow_ids, target)
+        losses.append(abs(text_loss - shadow_loss))
+        gradients.append(math.sqrt(sum(float((gradient[n] - of_shadow[n]).double().square().sum()) for n in gradient)))
     return np.array(losses), np.array(gradients)
 
 
-def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float, dict[str, torch.Tensor]]:
+def _measured(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float, dict[str, torch.Tensor]]:
     row = torch.from_numpy(ids)[None]
     mask = torch.ones_like(row)
     with torch.no_grad():
@@ -151,7 +154,7 @@ def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float,
     return loss, step.gradient(row, mask, target)
 
 
-def line(x: Floats, y: Floats) -> FittedLine | None:
+def fitted_line(x: Floats, y: Floats) -> FittedLine | None:
     """Returns the least-squares line. None: x varies by rounding only; x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
     if np.abs(spread).max() <= ROUNDING_SHARE * np.abs(x).max():

@@ -28,7 +28,15 @@ from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, he
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
-from milkglass.experiments.runs import begun, pack_answers, provenance, run_job, secret_of, unpack_answers, write_spec
+from milkglass.experiments.runs import (
+    pack_answers,
+    provenance,
+    record_begun,
+    run_job,
+    secret_of,
+    unpack_answers,
+    write_spec,
+)
 from milkglass.metrics.glue import MEASURES
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -105,7 +113,7 @@ def train_cell(
         tuned = server
         if isinstance(client, TokenClient):
             tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
-        answered = _figures(client, tuned, problem, seed, folder)
+        answered = _answer_figures(client, tuned, problem, seed, folder)
     return TrainedHalves(folder.name, client, server, tuned, *answered)
 
 
@@ -121,7 +129,7 @@ def cell_folder(cells: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
-        begun(folder)
+        record_begun(folder)
         yield folder
 
 
@@ -164,14 +172,14 @@ def _tune(
             labels: Sequence[float] = rows.labels
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, problem.train.labels))
-                labels = [scale.sent(float(one)) for one in rows.labels]
-            _write(client, rows, labels, training.task, job / f"{split}.safetensors")
+                labels = [scale.sent(float(label)) for label in rows.labels]
+            _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
     run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
 
-def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, out: Path) -> None:
+def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, out: Path) -> None:
     """Writes what the client sends for these rows, in the server's format."""
     (sent,) = client.send(rows.texts, rows.pairs)
     assert isinstance(sent, Tokens)
@@ -184,7 +192,7 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
     write_tensors(out, [tensors])
 
 
-def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
+def _answer_figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
     """Returns the quality of the server's answers to the held-out rows in percent, and the answers.
 
     Returns:
@@ -196,9 +204,9 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
     if "logits" not in stored:
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
-        result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+        figures = quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
         stored = {
-            "figures": result,
+            "figures": figures,
             "made": provenance(folder),
             "predictions": pack_answers(guess),
             "logits": pack_answers(logits),
@@ -208,7 +216,7 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
     return dict(stored["figures"]), stored.get("made") or provenance(folder), str(stored["predictions"]), logits
 
 
-def graded(
+def quality_figures(
     guess: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], classes: int, seed: int
 ) -> dict[str, float]:
     """Returns the quality of (u,) answers to rows with these labels, in percent.
@@ -216,21 +224,21 @@ def graded(
     These are the data set's measures and, for two classes, precision and recall of class 1 (CMIF, section 4.1). "NAME
     +-" is half the width of the bootstrap interval.
     """
-    result: dict[str, float] = {}
+    figures: dict[str, float] = {}
     of_class_1 = ("precision", "recall") if classes == 2 else ()
     for name in dict.fromkeys((*metrics, *of_class_1)):
-        one = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
-        result |= with_spread({name: one})
-    return result
+        interval = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
+        figures |= with_spread({name: interval})
+    return figures
 
 
-def commonest(problem: TrialData, seed: int) -> dict[str, float]:
+def commonest_class_figures(problem: TrialData, seed: int) -> dict[str, float]:
     """Returns the quality of the most frequent class of the training rows for every text. For scores there is none."""
     if problem.classes == 1:
         return {}
     counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
     guess = np.full(len(problem.held_out.labels), counts.argmax())
-    return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+    return quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
 
 
 def own_model(problem: TrialData) -> LinearModel | None:
@@ -241,15 +249,15 @@ def own_model(problem: TrialData) -> LinearModel | None:
     return LinearModel.fit(train.texts, train.labels, train.pairs, problem.classes == 1)
 
 
-def client_alone(problem: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
+def client_alone_figures(problem: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
     """Returns the quality of the client's own model by its name."""
     if own_model is None:
         return {}
     guess = own_model.predict(problem.held_out.texts, problem.held_out.pairs)
-    return {LINEAR: graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)}
+    return {LINEAR: quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)}
 
 
-def beside_own(
+def with_own_model(
     cell: TrainedHalves, problem: TrialData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
@@ -261,5 +269,5 @@ def beside_own(
     held_out = problem.held_out
     log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
     guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
-    figures = graded(guess, held_out.labels, problem.metrics, 0, seed)
+    figures = quality_figures(guess, held_out.labels, problem.metrics, 0, seed)
     return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

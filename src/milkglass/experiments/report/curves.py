@@ -34,32 +34,32 @@ class Curves:
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order."""
     epsilons = _epsilons(variants)
-    stated = [one for one in records if one.when and not one.attack]
-    result = []
-    for measure in dict.fromkeys(one.measure for one in stated):
+    stated = [figure for figure in records if figure.when and not figure.attack]
+    curves = []
+    for measure in dict.fromkeys(figure.measure for figure in stated):
         lines: dict[str, list[Point]] = {}
         for record in stated:
             if record.measure == measure and record.variant in epsilons:
                 point = (epsilons[record.variant], record.value, record.half_width or 0.0)
                 lines.setdefault(record.when, []).append(point)
         plain = {
-            one.when: one.value for one in stated if one.measure == measure and not variants.get(one.variant, True)
+            figure.when: figure.value
+            for figure in stated
+            if figure.measure == measure and not variants.get(figure.variant, True)
         }
         levels = {when: value for when, value in plain.items() if when in lines}
         if plotted := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
-            result.append(Curves(measure, plotted, levels))
-    return tuple(result)
+            curves.append(Curves(measure, plotted, levels))
+    return tuple(curves)
 
 
 def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the epsilon of each variant; none if the variants differ in anything else."""
-    with_epsilon = {name: one for name, one in variants.items() if "epsilon" in one}
-    others = [{key: value for key, value in one.items() if key != "epsilon"} for one in with_epsilon.values()]
-    return (
-        {name: float(one["epsilon"]) for name, one in with_epsilon.items()}
-        if all(one == others[0] for one in others)
-        else {}
-    )
+    with_epsilon = {name: variant for name, variant in variants.items() if "epsilon" in variant}
+    remaining = [{key: value for key, value in entry.items() if key != "epsilon"} for entry in with_epsilon.values()]
+    if any(parameters != remaining[0] for parameters in remaining):
+        return {}
+    return {name: float(parameters["epsilon"]) for name, parameters in with_epsilon.items()}
 
 
 def curves_svg(panels_curves: Sequence[Curves]) -> str:

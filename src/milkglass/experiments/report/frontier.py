@@ -51,52 +51,52 @@ class DefencePoint:
     content_spread: float = 0.0
 
     @property
-    def control(self) -> bool:
+    def is_control(self) -> bool:
         return self.defence.startswith(CONTROL)
 
     @property
-    def read(self) -> float:
+    def content_read(self) -> float:
         """Returns the share of the content, or of all tokens if there is no such figure."""
         return self.tokens if self.content is None else self.content
 
-    def beaten(self, others: Sequence[DefencePoint]) -> bool:
+    def is_beaten(self, others: Sequence[DefencePoint]) -> bool:
         """Returns whether another defence costs no more and leaks no more, by the figures alone."""
         return any(
-            one.utility >= self.utility
-            and one.read <= self.read
-            and (one.utility, one.read) != (self.utility, self.read)
-            for one in others
-            if not one.control
+            other_point.utility >= self.utility
+            and other_point.content_read <= self.content_read
+            and (other_point.utility, other_point.content_read) != (self.utility, self.content_read)
+            for other_point in others
+            if not other_point.is_control
         )
 
 
 def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
     """Returns the defences of a comparison by data set, in the order of its figures; none of any other result."""
     records = [*records]
-    utilities = {(one.data, one.variant, one.measure): one for one in records if not one.attack and not one.note}
-    content = {
-        (one.data, one.variant): one for one in records if (one.measure, one.attack) == ("content top-1", STRONGEST)
-    }
-    result: dict[str, list[DefencePoint]] = {}
+    own_figures = [record for record in records if not record.attack and not record.note]
+    utilities = {(record.data, record.variant, record.measure): record for record in own_figures}
+    content_figures = [record for record in records if (record.measure, record.attack) == ("content top-1", STRONGEST)]
+    content = {(record.data, record.variant): record for record in content_figures}
+    points_by_data: dict[str, list[DefencePoint]] = {}
     for record in records:
-        known = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY)
-        utility = next((it for it in known if it is not None), None)
+        possible_utilities = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY)
+        utility = next((entry for entry in possible_utilities if entry is not None), None)
         if (record.measure, record.attack) == ("tokens top-1", STRONGEST) and utility is not None:
-            read = content.get((record.data, record.variant))
+            content_read = content.get((record.data, record.variant))
             point = DefencePoint(
                 record.data, record.variant, utility.measure, utility.value, record.value,
-                None if read is None else read.value,
-                utility.half_width or 0.0, 0.0 if read is None else read.half_width or 0.0,
+                None if content_read is None else content_read.value,
+                utility.half_width or 0.0, 0.0 if content_read is None else content_read.half_width or 0.0,
             )  # fmt: skip
-            result.setdefault(record.data, []).append(point)
-    return result
+            points_by_data.setdefault(record.data, []).append(point)
+    return points_by_data
 
 
 def one_result_svg(points: Sequence[DefencePoint]) -> str:
     """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
     with styled():
         figure, (axes,) = panels(1, 500, 320)
-        places = [(one.tokens, one.utility) for one in points]
+        places = [(point.tokens, point.utility) for point in points]
         axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
@@ -111,59 +111,61 @@ def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Defence
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
     """
-    all_points = [one for records in results for one in defences(records).get(data, ())]
-    plain = {round(one.utility, 1) for one in all_points if one.defence == PLAIN}
+    all_points = [defence_point for records in results for defence_point in defences(records).get(data, ())]
+    plain = {round(point.utility, 1) for point in all_points if point.defence == PLAIN}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
     best_of_defence: dict[str, DefencePoint] = {}
-    for one in all_points:
-        if one.content is not None:
-            best_of_defence[one.defence] = max(best_of_defence.get(one.defence, one), one, key=lambda point: point.read)
+    for point in all_points:
+        if point.content is not None:
+            best = best_of_defence.get(point.defence, point)
+            best_of_defence[point.defence] = max(best, point, key=lambda defence_point: defence_point.content_read)
     return list(best_of_defence.values())
 
 
 def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
-    every = (one for records in results for one in records)
-    return [one for one in every if (one.measure, one.data, one.attack) == ("accuracy", data, "")]
+    all_records = (record for records in results for record in records)
+    return [record for record in all_records if (record.measure, record.data, record.attack) == ("accuracy", data, "")]
 
 
 def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing. None: no result has it."""
-    return max((one.value for one in _accuracies(results, data) if one.variant == ALONE), default=None)
+    return max((accuracy.value for accuracy in _accuracies(results, data) if accuracy.variant == ALONE), default=None)
 
 
 def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
-    seen = {COMMONEST, ALONE, *(one.defence for one in points(results, data))}
-    return [name for name in dict.fromkeys(one.variant for one in _accuracies(results, data)) if name not in seen]
+    known_names = {COMMONEST, ALONE, *(point.defence for point in points(results, data))}
+    names = dict.fromkeys(record.variant for record in _accuracies(results, data))
+    return [name for name in names if name not in known_names]
 
 
 def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list[bool]:
     """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
     return [
-        not one.control
-        and one.read < ALL_READ_PERCENT
-        and (level is None or one.utility > level)
-        and not one.beaten(all_points)
-        for one in all_points
+        not point.is_control
+        and point.content_read < ALL_READ_PERCENT
+        and (level is None or point.utility > level)
+        and not point.is_beaten(all_points)
+        for point in all_points
     ]
 
 
-def finding(every: Sequence[DefencePoint], level: float | None) -> str:
+def finding(all_points: Sequence[DefencePoint], level: float | None) -> str:
     """Returns in a sentence what the points show. `level` is the utility of the client alone."""
-    candidates = [one for one in every if not one.control and one.read < ALL_READ_PERCENT]
+    candidates = [point for point in all_points if not point.is_control and point.content_read < ALL_READ_PERCENT]
     if level is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
-    better = sorted((one for one in candidates if one.utility > level), key=lambda one: one.read)
+    better = sorted((point for point in candidates if point.utility > level), key=lambda point: point.content_read)
     if not better:
         return (
             f"None of {len(candidates)} defences has more than the {level:.1f} % of a linear model that sends nothing."
         )
     least = better[0]
-    have = "has" if len(better) == 1 else "have"
+    verb = "has" if len(better) == 1 else "have"
     return (
-        f"{len(better)} of {len(candidates)} defences {have} more than a linear model that sends nothing "
-        f"({level:.1f} %); of what such a defence sends, at least {least.read:.0f} % of the content is read "
+        f"{len(better)} of {len(candidates)} defences {verb} more than a linear model that sends nothing "
+        f"({level:.1f} %); of what such a defence sends, at least {least.content_read:.0f} % of the content is read "
         f"({least.defence})."
     )
 
@@ -181,26 +183,27 @@ def frontier_svg(
         notes: further lines below it.
         names: the defences that are drawn, and how each is called there. None: all, by their own names.
     """
-    shown = [one for one in all_points if names is None or one.defence in names]
-    colours = dict(zip((one.defence for one in all_points), on_frontier(all_points, level), strict=True))
-    below = [line for note in (finding(all_points, level), caption, *notes) for line in textwrap.wrap(note, 95)]
+    shown = [entry for entry in all_points if names is None or entry.defence in names]
+    colours = dict(zip((entry.defence for entry in all_points), on_frontier(all_points, level), strict=True))
+    caption_lines = [line for note in (finding(all_points, level), caption, *notes) for line in textwrap.wrap(note, 95)]
     with styled():
-        figure, (axes,) = panels(1, 640, 420 + 16 * len(below))
+        figure, (axes,) = panels(1, 640, 420 + 16 * len(caption_lines))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
         for point in shown:
             axes.errorbar(
-                point.read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
+                point.content_read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
                 elinewidth=0.8,
                 color=ON_FRONTIER if colours[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
         lines = [] if level is None else [(level, "a linear model, nothing sent")]
-        lines += [(one.utility, "the same model at home, nothing sent") for one in all_points if one.defence == PLAIN]
-        for at, words in lines:
-            axes.axhline(at, color=GREY, linestyle="--", linewidth=1)
-            axes.text(0, at, f"{words}, {at:.1f}", va="bottom", color=GREY, fontsize=11)
-        figure.supxlabel("\n".join(below), x=0.01, ha="left", fontsize=11, color=GREY)
-        called = [one.defence if names is None else names[one.defence] for one in shown]
-        write_names(axes, [(one.read, one.utility) for one in shown], called)
+        plain = [point.utility for point in all_points if point.defence == PLAIN]
+        lines += [(utility, "the same model at home, nothing sent") for utility in plain]
+        for height, label in lines:
+            axes.axhline(height, color=GREY, linestyle="--", linewidth=1)
+            axes.text(0, height, f"{label}, {height:.1f}", va="bottom", color=GREY, fontsize=11)
+        figure.supxlabel("\n".join(caption_lines), x=0.01, ha="left", fontsize=11, color=GREY)
+        point_names = [shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown]
+        write_names(axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown], point_names)
         return svg(figure, finding(all_points, level))
 
 
@@ -209,6 +212,6 @@ def svg_of_results(
 ) -> str:
     """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
     figures = [read(result) for result in results]
-    left = unplaced(figures, data)
-    notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
+    hidden = unplaced(figures, data)
+    notes = [f"Not drawn, since one vector crosses for a text: {', '.join(hidden)}."] if hidden else []
     return frontier_svg(points(figures, data), best_alone(figures, data), caption, notes, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,18 +26,18 @@ def meanings(
         shares: whether the figures are shares of 1.
     """
     known_meanings = SHARES if shares else MEASURES | ATTACKERS
-    names = dict.fromkeys(name for one in records for name in (one.measure, one.attack, one.attacker, one.variant))
-    result = {
-        name: known_meanings.get(name) or _attack(attacks.get(name, name)) or ("" if shares else _derived_meaning(name))
-        for name in names
-        if name
+    parts = [(record.measure, record.attack, record.attacker, record.variant) for record in records]
+    names = dict.fromkeys(filter(None, itertools.chain.from_iterable(parts)))
+    derived = (lambda name: "") if shares else _derived_meaning
+    meanings_by_name = {
+        name: known_meanings.get(name) or _attack_meaning(attacks.get(name, name)) or derived(name) for name in names
     }
-    if any(one.half_width is not None for one in records):
+    if any(record.half_width is not None for record in records):
         sided = "; all of it on one side of a figure of 0 or 1" if shares else ", in the figure's own unit"
-        result[SPREAD.strip()] = f"half the width of the figure's 95 % interval{sided}"
-    if not shares and any(one.attacker for one in records):
-        result["no figure"] = LEFT_OUT
-    return tuple((name, info) for name, info in result.items() if info)
+        meanings_by_name[SPREAD.strip()] = f"half the width of the figure's 95 % interval{sided}"
+    if not shares and any(record.attacker for record in records):
+        meanings_by_name["no figure"] = LEFT_OUT
+    return tuple((name, meaning) for name, meaning in meanings_by_name.items() if meaning)
 
 
 def _derived_meaning(measure: str) -> str:
@@ -46,10 +47,10 @@ def _derived_meaning(measure: str) -> str:
             f"{measure.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own four models"
         )
     if measure.endswith(COST):
-        whole = measure.removesuffix(COST)
-        return f"{whole} without a defence, less {whole} with it: what it costs, in points"
+        base_measure = measure.removesuffix(COST)
+        return f"{base_measure} without a defence, less {base_measure} with it: what it costs, in points"
     return ""
 
 
-def _attack(part: str) -> str:
+def _attack_meaning(part: str) -> str:
     return f"attack: {ALL_ATTACKS[part].title}" if part in ALL_ATTACKS else ""

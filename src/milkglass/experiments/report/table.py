@@ -52,7 +52,7 @@ class TableLine:
     @property
     def more(self) -> str:
         """Returns the further numbers in words."""
-        return ", ".join(f"{word} {number(one)}" for word, one in self.record.more.items())
+        return ", ".join(f"{word} {number(extra)}" for word, extra in self.record.more.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +88,37 @@ def read(result: Mapping[str, Any]) -> ResultTable:
     """
     notes: list[str] = []
     all_records = record.read(result)
-    records = [one for one in all_records if not math.isnan(one.value)]
-    lines = [TableLine(one, _note(one, notes)) for one in records]
+    records = [figure for figure in all_records if not math.isnan(figure.value)]
+    lines = [TableLine(figure, _footnote_number(figure, notes)) for figure in records]
     lines_of_measures: dict[str, list[TableLine]] = {}
-    for one in lines:
-        if one.record.published is None and not one.record.asked:
-            lines_of_measures.setdefault(one.record.measure, []).append(one)
-    milder, attacks = result.get("quick"), result.get("attacks", {})
+    for line in lines:
+        if line.record.published is None and not line.record.asked:
+            lines_of_measures.setdefault(line.record.measure, []).append(line)
+    quick_changes, attacks = result.get("quick"), result.get("attacks", {})
     bases = {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
     return ResultTable(
-        title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if milder is not None else ""),
-        quick="" if milder is None else json.dumps(milder, ensure_ascii=False),
+        title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if quick_changes is not None else ""),
+        quick="" if quick_changes is None else json.dumps(quick_changes, ensure_ascii=False),
         paper=str(result["paper"]),
-        about=tuple(_about(result)),
+        about=tuple(_settings_rows(result)),
         glance=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
-        beside=tuple(one for one in lines if one.record.published is not None or one.record.asked),
+        beside=tuple(line for line in lines if line.record.published is not None or line.record.asked),
         groups=tuple(
-            (what, tuple(lines_of_measures[what]))
-            for what in sorted(lines_of_measures, key=lambda what: what in NOT_RESULTS)
+            (measure, tuple(lines_of_measures[measure]))
+            for measure in sorted(lines_of_measures, key=lambda measure: measure in NOT_RESULTS)
         ),
         undefined=tuple(
-            (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
-            for one in all_records
-            if one.undefined
+            (figure.name if math.isnan(figure.value) else f"{figure.name}{SPREAD}", figure.undefined)
+            for figure in all_records
+            if figure.undefined
         ),
         notes=tuple(notes),
         meanings=meanings(records, bases, shares="task" in result),
     )
 
 
-def _note(record: ResultRecord, notes: list[str]) -> int:
+def _footnote_number(record: ResultRecord, notes: list[str]) -> int:
     """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
     if record.published is None or abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(
         record.published
@@ -130,22 +130,22 @@ def _note(record: ResultRecord, notes: list[str]) -> int:
     return notes.index(reason) + 1
 
 
-def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings, the texts and the code of a result, as names and values."""
-    results = [(name, _value(result[name])) for name in SETTINGS if name in result]
-    results += [("data", _pairs(result["data"]))] if "data" in result else []
-    results += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
+    settings = [(name, _value(result[name])) for name in SETTINGS if name in result]
+    settings += [("data", _pairs(result["data"]))] if "data" in result else []
+    settings += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
     for name, values in result.get("variants", {}).items():
-        results.append((f"variant {name}", _pairs(values) or "nothing is obfuscated"))
+        settings.append((f"variant {name}", _pairs(values) or "nothing is obfuscated"))
     if "texts" in result:
-        results.append(("texts", _pairs(result["texts"])))
+        settings.append(("texts", _pairs(result["texts"])))
     if "training" in result:
-        results.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
+        settings.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     code = result.get("made", {})
     other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
     other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
     return [
-        *results,
+        *settings,
         ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
     ]
 
@@ -161,12 +161,12 @@ def _value(value: Any, inner: bool = False) -> str:
         inner: whether it is among others.
     """
     if isinstance(value, Mapping):
-        info = _pairs({name: one for name, one in value.items() if one is not None})
+        text = _pairs({name: inner_value for name, inner_value in value.items() if inner_value is not None})
     elif isinstance(value, list):
-        info = ", ".join(map(str, value))
+        text = ", ".join(map(str, value))
     else:
         return str(value)
-    return f"({info})" if inner else info
+    return f"({text})" if inner else text
 
 
 def number(value: float | None, sign: bool = False) -> str:
@@ -190,16 +190,16 @@ def escaped(text: str) -> str:
 
 
 def markdown(table: ResultTable) -> str:
-    return _filled("result.md", t=table)
+    return _rendered("result.md", t=table)
 
 
 def html(table: ResultTable) -> str:
     glances = {data: Markup(frontier.one_result_svg(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
     plotted = Markup(curves.curves_svg(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
-    return _filled("result.html", t=table, glances=glances, over_epsilon=plotted)
+    return _rendered("result.html", t=table, glances=glances, over_epsilon=plotted)
 
 
-def _filled(name: str, **values: Any) -> str:
+def _rendered(name: str, **values: Any) -> str:
     """Returns a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
     environment = Environment(
         autoescape=name.endswith(".html"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -221,15 +221,15 @@ def write(result: Path) -> tuple[Path, Path]:
     return pages
 
 
-def words(table: ResultTable) -> str:
+def terminal_text(table: ResultTable) -> str:
     """Returns the figures for a terminal: those with a paper's figure or a demand, or all if there are none."""
-    lines = table.beside or tuple(one for _, part in table.groups for one in part)
-    width = max((len(one.name) for one in lines), default=0)
-    result = [table.title]
+    lines = table.beside or tuple(table_line for _, part in table.groups for table_line in part)
+    width = max((len(table_line.name) for table_line in lines), default=0)
+    text_lines = [table.title]
     for line in lines:
         record = line.record
         spread = f"{SPREAD} {number(record.half_width)}" if record.half_width is not None else ""
         paper = f"   paper {number(record.published)}" if record.published is not None else ""
-        requested = f"   asked: {record.asked}" if record.asked else ""
-        result.append(f"{record.name:{width}} {number(record.value):>10}{spread}{paper}{requested}")
-    return "\n".join(result)
+        asked = f"   asked: {record.asked}" if record.asked else ""
+        text_lines.append(f"{record.name:{width}} {number(record.value):>10}{spread}{paper}{asked}")
+    return "\n".join(text_lines)

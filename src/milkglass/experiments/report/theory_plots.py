@@ -24,28 +24,28 @@ MAX_BARS = 16
 MIN_DRAWN = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
-def drawn(theory: Mapping[str, Any]) -> str:
+def theory_svg(theory: Mapping[str, Any]) -> str:
     with styled():
-        return svg(figure(theory), "Epsilon of each pair, and the deviations after training against it")
+        return svg(theory_figure(theory), "Epsilon of each pair, and the deviations after training against it")
 
 
-def figure(theory: Mapping[str, Any]) -> Figure:
+def theory_figure(theory: Mapping[str, Any]) -> Figure:
     pairs, lines = theory["pairs"], theory["lines"]
     local, epsilon = np.array(pairs["local"]), np.array(pairs["epsilon"])
-    result, (histogram, bounds, growth) = panels(3)
+    plot, (histogram, bounds, growth) = panels(3)
     histogram.hist(local, bins=MAX_BARS, color=COLOURS[0], rwidth=0.95)
     histogram.set(xlabel="local epsilon", ylabel="pairs")
     ends = [min(local.min(), epsilon.min()), max(local.max(), epsilon.max())]
     bounds.plot(ends, ends, color=GREY)
     bounds.plot(local, epsilon, "o", color=COLOURS[0], markersize=4, alpha=0.6)
     bounds.set(xlabel="local epsilon", ylabel="epsilon")
-    for kind, colour, marker in zip(("loss", "gradient"), COLOURS, MARKERS, strict=False):
-        after = np.maximum(pairs[f"{kind} after"], MIN_DRAWN)
-        growth.plot(local, after, marker, color=colour, markersize=4, alpha=0.6, label=kind)
-        if (one := lines.get(f"{kind}, local epsilon")) is not None:
+    for deviation, colour, marker in zip(("loss", "gradient"), COLOURS, MARKERS, strict=False):
+        after = np.maximum(pairs[f"{deviation} after"], MIN_DRAWN)
+        growth.plot(local, after, marker, color=colour, markersize=4, alpha=0.6, label=deviation)
+        if (line := lines.get(f"{deviation}, local epsilon")) is not None:
             xs = np.linspace(local.min(), local.max(), 41)
-            growth.plot(xs, np.maximum(one["slope"] * xs + one["intercept"], MIN_DRAWN), color=colour)
+            growth.plot(xs, np.maximum(line["slope"] * xs + line["intercept"], MIN_DRAWN), color=colour)
     growth.set(xlabel="local epsilon", ylabel="deviation after training", yscale="log")
     growth.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     growth.legend()
-    return result
+    return plot

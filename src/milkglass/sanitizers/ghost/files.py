@@ -24,9 +24,9 @@ from milkglass.models.tokenizer import load_tokenizer, longest
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
 from milkglass.rows.place import Place
-from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
+from milkglass.sanitizers.files import fresh_seed, new_file, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.tally import GhostTally, document
+from milkglass.sanitizers.ghost.tally import GhostTally, report_document
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
@@ -56,23 +56,23 @@ class FinishedParts:
 
         Raises UsageError if the folder has parts of another run, which are not discarded.
         """
-        info = _state(self.folder)
-        if info.get("job") == self.job:
-            kept = None if info.get("seed") is None else int(info["seed"])
-            return kept if seed is None else seed
+        state = _state(self.folder)
+        if state.get("job") == self.job:
+            stored_seed = None if state.get("seed") is None else int(state["seed"])
+            return stored_seed if seed is None else seed
         if any(self.folder.glob("[0-9]*.json")):
             raise UsageError(
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
                 "give that run's options to go on with it, --seed too if it had one, or remove the folder",
             )
         files.private_dir(self.folder)
-        drawn = fresh_seed() if seed is None else seed
-        self._note(str(drawn) if seed is None else None, False)
-        return drawn
+        new_seed = fresh_seed() if seed is None else seed
+        self._write_state(str(new_seed) if seed is None else None, False)
+        return new_seed
 
     def finish(self) -> None:
         """Notes that all parts are done, and removes the seed before the result has its name."""
-        self._note(None, True)
+        self._write_state(None, True)
 
     def make(self, number: int, ghost: Ghost, seed: int | None, result_of: Callable[[Ghost], dict[str, Any]]) -> None:
         """Makes a part with the run's seed, unless it exists. Raises CorruptCheckpoint if the seed is gone."""
@@ -99,22 +99,22 @@ class FinishedParts:
             part.unlink()
         shutil.rmtree(self.folder)
 
-    def _note(self, seed: str | None, finished: bool) -> None:
+    def _write_state(self, seed: str | None, finished: bool) -> None:
         write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.json"
 
 
-def finished(folder: Path) -> FinishedParts | None:
+def finished_parts_in(folder: Path) -> FinishedParts | None:
     """Returns the parts in a folder if all are done, else None."""
-    info = _state(folder)
-    return FinishedParts(folder, str(info.get("job"))) if info.get("finished") is True else None
+    state = _state(folder)
+    return FinishedParts(folder, str(state.get("job"))) if state.get("finished") is True else None
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    info = read_json(folder / STATE) if (folder / STATE).is_file() else {}
-    return info if info.get("format") == FORMAT else {}
+    state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    return state if state.get("format") == FORMAT else {}
 
 
 def write(path: Path, value: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class GhostJob:
         """Plans a run; lines of text become JSON Lines. Raises UsageError if OUT's name says another format."""
         kind = "json" if shape.kind == "lines" else shape.kind
         if KINDS.get(out.suffix.lower()) != kind:
-            suffix = next(name for name, one in KINDS.items() if one == kind)
+            suffix = next(name for name, format_kind in KINDS.items() if format_kind == kind)
             raise UsageError(
                 f"{out.name} does not name {kind} rows, in which ids are written beside the text", f"end it in {suffix}"
             )
@@ -161,10 +161,10 @@ class GhostJob:
         Removes the parts of a run that died after OUT had its name. A report, which is named before OUT, may be of a
         run that died between the two.
         """
-        unfinished = finished(self.folder)
-        if unfinished and self.out.is_file():
-            unfinished.remove()
-        elif unfinished:
+        finished_parts = finished_parts_in(self.folder)
+        if finished_parts and self.out.is_file():
+            finished_parts.remove()
+        elif finished_parts:
             return
         require_free(self.out)
 
@@ -180,24 +180,24 @@ def sanitize_dataset(
     plan.require_free()
     _check(ghost, plan)
     finished_parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
-    between = finished(plan.folder) is not None
-    drawn = finished_parts.begin(seed)
-    if between:  # this very run died when its report had its name, and OUT had not
+    is_complete = finished_parts_in(plan.folder) is not None
+    run_seed = finished_parts.begin(seed)
+    if is_complete:  # this very run died when its report had its name, and OUT had not
         report_path(plan.out).unlink(missing_ok=True)
     tally, numbers = GhostTally(), list[int]()
     for block in _parts(plan):
-        finished_parts.make(block.number, ghost, drawn, partial(_sanitize, plan=plan, part=block))
+        finished_parts.make(block.number, ghost, run_seed, partial(_sanitize, plan=plan, part=block))
         tally.add(_read_part(finished_parts, block.number)[1])
         numbers.append(block.number)
         progress(block.size)
-    report = document(ghost, tally, seed is not None)
+    report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
-    with appearing(plan.out) as file:
+    with new_file(plan.out) as file:
         file.write(plan.written.head())
         for number in numbers:
             file.write(_read_part(finished_parts, number)[0])
-        with appearing(report_path(plan.out)) as other:
-            other.write(json.dumps(report, indent=2) + "\n")
+        with new_file(report_path(plan.out)) as report_file:
+            report_file.write(json.dumps(report, indent=2) + "\n")
     finished_parts.remove()
     return report
 
@@ -221,8 +221,8 @@ def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTa
 def _parts(plan: GhostJob) -> Iterator[Block]:
     number = 0
     for block in blocks_of(plan.source, plan.shape):
-        for at in range(0, len(block.raw), ROWS_A_PART):
-            yield Block(number, block.lines[at : at + ROWS_A_PART], block.raw[at : at + ROWS_A_PART])
+        for start in range(0, len(block.raw), ROWS_A_PART):
+            yield Block(number, block.lines[start : start + ROWS_A_PART], block.raw[start : start + ROWS_A_PART])
             number += 1
 
 
@@ -242,21 +242,21 @@ class _Slot:
 
 def _slots(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
     """Returns a part's rows, their texts, and the fields that are left. Raises CodecError without room for ids."""
-    rows, result, texts_left = list[Any](), list[_Slot](), set[str]()
+    rows, text_slots, unchanged_fields = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(block.lines, block.raw, strict=True):
-        parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
-        texts_left |= others
+        parsed, slots, unchanged = plan.shape.parse(Block(0, (line,), (raw,)))
+        unchanged_fields |= unchanged
         if plan.shape.kind == "lines":
             parsed = [{"text": parsed[0][0]}]
             slots = [(parsed[0], "text")]
         rows += parsed
-        several = {id(container): sum(one is container for one, _ in slots) for container, _ in slots}
+        text_counts = {id(container): sum(slotted is container for slotted, _ in slots) for container, _ in slots}
         for container, key in slots:
-            name = _ids_name(str(key), several[id(container)])
+            name = _ids_name(str(key), text_counts[id(container)])
             if isinstance(container, dict) and name in container:
                 raise CodecError(f"{plan.shape.place(line)} has a field for ids already", f"rename its field {name}")
-            result.append(_Slot(line, container, key, name))
-    return rows, result, texts_left
+            text_slots.append(_Slot(line, container, key, name))
+    return rows, text_slots, unchanged_fields
 
 
 def _ids_name(key: str, texts: int) -> str:
@@ -265,7 +265,7 @@ def _ids_name(key: str, texts: int) -> str:
 
 def require_texts(plan: GhostJob) -> None:
     """Reads everything once, without a model. Raises CodecError for an unreadable row, EmptyText without a text."""
-    if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
+    if not any(slot.text.strip() for part in _parts(plan) for slot in _slots(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
@@ -275,25 +275,25 @@ def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
     limit, places = longest(folder, tokenizer), list[Place]()
     for part in _parts(plan):
         slots = _slots(plan, part)[1]
-        ids = tokenizer([one.text for one in slots], split_special_tokens=True)["input_ids"] if slots else []
-        places += [plan.shape.place(one.line) for one, own in zip(slots, ids, strict=True) if len(own) > limit]
+        ids = tokenizer([slot.text for slot in slots], split_special_tokens=True)["input_ids"] if slots else []
+        places += [plan.shape.place(slot.line) for slot, own in zip(slots, ids, strict=True) if len(own) > limit]
     return places, limit
 
 
 def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
-        written = [one for one in _slots(plan, part)[1] if one.text.strip()]
-        with naming([str(plan.shape.place(one.line)) for one in written].__getitem__):
-            ghost.encode([one.text for one in written])
+        written = [slot for slot in _slots(plan, part)[1] if slot.text.strip()]
+        with naming([str(plan.shape.place(slot.line)) for slot in written].__getitem__):
+            ghost.encode([slot.text for slot in written])
 
 
 def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     """Returns a block's rows with shadows in place of their texts, as they are stored."""
-    rows, slots, left = _slots(plan, part)
-    tally = GhostTally(rows=len(rows), unchanged_fields=sorted(left))
-    written = [one for one in slots if one.text.strip()]
-    shadows = {id(one): shadow for one, shadow in zip(written, ghost.sanitize([o.text for o in written]), strict=True)}
+    rows, slots, unchanged_fields = _slots(plan, part)
+    tally = GhostTally(rows=len(rows), unchanged_fields=sorted(unchanged_fields))
+    written = [slot for slot in slots if slot.text.strip()]
+    shadows = dict(zip(map(id, written), ghost.sanitize([slot.text for slot in written]), strict=True))
     for slot in slots:
         shadow = shadows.get(id(slot))
         if shadow is None:

@@ -20,10 +20,10 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.search import Search, Shadows, digest, lemmas_of, load_or_make, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, load_or_make, search, search_digest
 from milkglass.sanitizers.ghost.selection import Choice, Selection, draw_shadows, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
-from milkglass.sanitizers.table import opened, table_of
+from milkglass.sanitizers.table import open_table, table_of
 from milkglass.sequences import Ids, Sequences
 
 
@@ -77,14 +77,14 @@ class Ghost:
     @classmethod
     def open(
         cls, folder: Path, searching: Search = Search(), selection: Selection = Selection(), seed: int = 0,
-        name: str | None = None, kept: Path | None = None,
+        name: str | None = None, cache_folder: Path | None = None,
     ) -> Ghost:  # fmt: skip
         """Opens GHOST for a model folder.
 
         Raises BadTable or UnsupportedModel for a model that cannot be used, UsageError for a k that does not fit.
-        Searches are cached in `kept`; None: Milkglass's cache.
+        Searches are cached in `cache_folder`; None: Milkglass's cache.
         """
-        tokenizer, vectors = opened(folder)
+        tokenizer, vectors = open_table(folder)
         table = table_of(tokenizer, vectors, name or folder.name)
         texts = tokenizer.batch_decode([[i] for i in range(min(len(tokenizer), len(vectors)))])
         texts += [""] * (len(vectors) - len(texts))
@@ -93,15 +93,15 @@ class Ghost:
             lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
             return search(table, lemmas, searching)
 
-        searched = digest(table, texts, searching)
-        result = load_or_make(searched, len(table), make, kept)
+        searched = search_digest(table, texts, searching)
+        shadows = load_or_make(searched, len(table), make, cache_folder)
         network = Encoder.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
-        return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)
+        return cls(folder, table.name, searched, tokenizer, shadows, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
         """Returns each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
-        return Sequences.of(one.ids for one in self.choices(ids))
+        return Sequences.of(choice.ids for choice in self.choices(ids))
 
     def choices(self, ids: Sequences) -> list[Choice]:
         """Returns each sequence's shadow and how it was selected. Raises IdOutOfRange, TooLong."""
@@ -110,10 +110,10 @@ class Ghost:
         self._require_short(ids)
         originals = [*ids]
         if self.selection.way == "nearest":
-            return [Choice(nearest(one, self.candidates)) for one in originals]
-        starts = [draw_shadows(one, self.candidates, self._stream(one)) for one in originals]
+            return [Choice(nearest(original, self.candidates)) for original in originals]
+        starts = [draw_shadows(original, self.candidates, self._stream(original)) for original in originals]
         if self.selection.way == "random":
-            return [Choice(one) for one in starts]
+            return [Choice(shadow_ids) for shadow_ids in starts]
         if self.network is None:
             raise UsageError("no model was opened for a selection by hidden states", "use Ghost.open")
         if (ids.lengths == 0).any():
@@ -123,19 +123,19 @@ class Ghost:
     def sanitize(self, texts: Sequence[str]) -> list[Shadow]:
         """Returns each text's shadow. Raises EmptyText, TooLong with the text's number, from 1."""
         before = self.encode(texts)
-        result = self.choices(before)
-        return [Shadow(ids, self.read(one.ids), one) for ids, one in zip(before, result, strict=True)]
+        choices = self.choices(before)
+        return [Shadow(ids, self.read(choice.ids), choice) for ids, choice in zip(before, choices, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> Sequences:
         """Returns token ids, special ones included. What looks like a special token in a text is treated as text."""
         if not texts:
             return Sequences.of([])
-        cut = {"truncation": True, "max_length": self.limit} if self.cuts else {"truncation": False}
-        ids = self.tokenizer(list(texts), split_special_tokens=True, **cut)["input_ids"]
+        truncation = {"truncation": True, "max_length": self.limit} if self.cuts else {"truncation": False}
+        ids = self.tokenizer(list(texts), split_special_tokens=True, **truncation)["input_ids"]
         sequences = Sequences.of(ids)
-        least = self.tokenizer.num_special_tokens_to_add(pair=False)
-        if (sequences.lengths <= least).any():
-            raise EmptyText.of(int((sequences.lengths <= least).argmax()), "has no token", "leave empty texts out")
+        specials = self.tokenizer.num_special_tokens_to_add(pair=False)
+        if (sequences.lengths <= specials).any():
+            raise EmptyText.of(int((sequences.lengths <= specials).argmax()), "has no token", "leave empty texts out")
         self._require_short(sequences)
         return sequences
 
@@ -145,14 +145,14 @@ class Ghost:
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters, for a report."""
-        info = {"search": self.searching.document(), "selection": self.selection.document()}
-        return {"method": "ghost", "model": self.name, **info}
+        parameters = {"search": self.searching.document(), "selection": self.selection.document()}
+        return {"method": "ghost", "model": self.name, **parameters}
 
-    def job_digest(self, what: list[Any], seed: int | None) -> str:
+    def job_digest(self, parts: list[Any], seed: int | None) -> str:
         """Returns a digest of what is sanitized, the model, the parameters and the seed, if there is one."""
         base = Checkpoint.open(self.folder)
-        info = [*what, base.digest(), base.config, self.searched, self.document(), seed]
-        return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+        identity = [*parts, base.digest(), base.config, self.searched, self.document(), seed]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _require_short(self, ids: Sequences) -> None:
         if (ids.lengths > self.limit).any():

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ Lists = NDArray[np.int32]
 REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
 FORMAT = "milkglass-shadows/1"
-NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
+ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
 def marker(tokens: Sequence[str]) -> str | None:
     """Returns the most frequent of the three markers. None: no token has one."""
-    counts = {mark: sum(one.startswith(mark) and len(one) > len(mark) for one in tokens) for mark in (PIECE, *BLANKS)}
-    result = max(counts, key=lambda mark: counts[mark])
-    return result if counts[result] else None
+    counts = {mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE, *BLANKS)}
+    commonest = max(counts, key=lambda mark: counts[mark])
+    return commonest if counts[commonest] else None
 
 
 def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
@@ -56,7 +57,7 @@ def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
     mark = marker(tokens)
     if mark is None:
         return np.ones(len(tokens), np.bool_)
-    return np.array([one.startswith(mark) for one in tokens]) != (mark == PIECE)
+    return np.array([token.startswith(mark) for token in tokens]) != (mark == PIECE)
 
 
 def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
@@ -73,12 +74,12 @@ def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en")
     from simplemma import lemmatize
 
     numbers: dict[str, int] = {}
-    result = np.empty(len(tokens), np.int64)
-    for place, (token, text, whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
+    lemma_numbers = np.empty(len(tokens), np.int64)
+    for row, (token, text, is_whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
         word = text.strip().lower()
-        lemma = lemmatize(word, language).lower() if whole and word else token.lower()
-        result[place] = numbers.setdefault(lemma, len(numbers))
-    return result
+        lemma = lemmatize(word, language).lower() if is_whole and word else token.lower()
+        lemma_numbers[row] = numbers.setdefault(lemma, len(numbers))
+    return lemma_numbers
 
 
 def require_language(language: str) -> None:
@@ -89,13 +90,6 @@ def require_language(language: str) -> None:
         raise UsageError(
             f"there are no lemmas of the language {language!r}", f"languages: {', '.join(sorted(SUPPORTED_LANGUAGES))}"
         )
-
-
-def version() -> str:
-    """Returns the dictionary's version, on which a search depends."""
-    from importlib.metadata import version as of
-
-    return of("simplemma")
 
 
 @dataclass(frozen=True)
@@ -160,72 +154,74 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
     require_k(settings.k, len(tokens) - 1, lowest=1)
-    same = lemmas[tokens] if settings.lemma and lemmas is not None else None
+    lemma_of_token = lemmas[tokens] if settings.lemma and lemmas is not None else None
     widest = min(settings.k + MAX_REACH, len(tokens) - 1)
     nearest_lists = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
-    lists, reach = [nearest_lists[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
-    empty = np.arange(len(tokens))
+    lists, reach = [nearest_lists[place, :0] for place in range(len(tokens))], np.zeros(len(tokens), np.int32)
+    without_shadows = np.arange(len(tokens))
     for k in range(settings.k, nearest_lists.shape[1] + REACH_STEP, REACH_STEP):
         width = min(k, nearest_lists.shape[1])
-        is_kept = _filtered(nearest_lists[:, :width], empty, same, settings)
-        reach[empty] = width
+        is_kept = _is_shadow(nearest_lists[:, :width], without_shadows, lemma_of_token, settings)
+        reach[without_shadows] = width
         for row in np.flatnonzero(is_kept.any(1)).tolist():
-            lists[empty[row]] = nearest_lists[empty[row], :width][is_kept[row]]
-        empty = empty[~is_kept.any(1)]
-        if not len(empty):
+            lists[without_shadows[row]] = nearest_lists[without_shadows[row], :width][is_kept[row]]
+        without_shadows = without_shadows[~is_kept.any(1)]
+        if not len(without_shadows):
             break
-    fallen = np.zeros(len(tokens), np.bool_)
-    fallen[empty] = True
-    for at in empty.tolist():
-        lists[at] = nearest_lists[at, : settings.k]
-    return _assemble(table, [tokens[one] for one in lists], reach, fallen)
+    has_fallen_back = np.zeros(len(tokens), np.bool_)
+    has_fallen_back[without_shadows] = True
+    for place in without_shadows.tolist():
+        lists[place] = nearest_lists[place, : settings.k]
+    return _by_token(table, [tokens[neighbours] for neighbours in lists], reach, has_fallen_back)
 
 
-def _filtered(nearest_lists: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
+def _is_shadow(nearest_lists: Lists, places: Ids, lemmas: Ids | None, settings: Search) -> Mask:
     """Returns (p, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
-        return np.concatenate([*pool.map(lambda part: _filter_block(nearest_lists, part, same, settings), blocks)])
+        return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 
-def _filter_block(nearest_lists: Lists, rows: Ids, same: Ids | None, settings: Search) -> Mask:
+def _filter_block(nearest_lists: Lists, rows: Ids, lemmas: Ids | None, settings: Search) -> Mask:
     """Returns (p, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
-    mine = nearest_lists[rows]
-    good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[rows, None]
+    neighbours = nearest_lists[rows]
+    is_shadow = np.ones(neighbours.shape, np.bool_) if lemmas is None else lemmas[neighbours] != lemmas[rows, None]
     if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
-        row, column = np.nonzero(good)
-        good[row, column] = (nearest_lists[mine[row, column]] != rows[row, None]).all(1)
+        row, column = np.nonzero(is_shadow)
+        is_shadow[row, column] = (nearest_lists[neighbours[row, column]] != rows[row, None]).all(1)
     if settings.indirect:
         member = np.zeros((len(rows), len(nearest_lists)), np.uint8)
-        np.put_along_axis(member, mine, 1, 1)
-        row, column = np.nonzero(good)
-        cells = nearest_lists[mine[row, column]]  # (p, k)
+        np.put_along_axis(member, neighbours, 1, 1)
+        row, column = np.nonzero(is_shadow)
+        cells = nearest_lists[neighbours[row, column]]  # (p, k)
         cells += (row.astype(np.int32) * np.int32(len(nearest_lists)))[:, None]
-        good[row, column] = member.ravel().take(cells).sum(1, dtype=np.int32) / mine.shape[1] <= settings.overlap
-    return good
+        is_shadow[row, column] = (
+            member.ravel().take(cells).sum(1, dtype=np.int32) / neighbours.shape[1] <= settings.overlap
+        )
+    return is_shadow
 
 
-def _assemble(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
+def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
     """Returns the shadows by token id. Special tokens are their own shadows."""
     n = len(table)
     shadows_of_tokens = [np.array([token]) for token in range(n)]
-    for token, one in zip(table.candidates.tolist(), lists, strict=True):
-        shadows_of_tokens[token] = one
-    starts = np.concatenate([[0], np.cumsum([len(one) for one in shadows_of_tokens])]).astype(np.int64)
-    wide, fell = np.zeros(n, np.int32), np.zeros(n, np.bool_)
-    wide[table.candidates], fell[table.candidates] = reach, fallen
-    return Shadows(np.concatenate(shadows_of_tokens).astype(np.int32), starts, wide, fell)
+    for token, shadows in zip(table.candidates.tolist(), lists, strict=True):
+        shadows_of_tokens[token] = shadows
+    starts = np.concatenate([[0], np.cumsum([len(shadows) for shadows in shadows_of_tokens])]).astype(np.int64)
+    reach_by_token, fell_back = np.zeros(n, np.int32), np.zeros(n, np.bool_)
+    reach_by_token[table.candidates], fell_back[table.candidates] = reach, fallen
+    return Shadows(np.concatenate(shadows_of_tokens).astype(np.int32), starts, reach_by_token, fell_back)
 
 
 # --- kept on disk -----------------------------------------------------------------------------------------------------
 
 
-def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
+def search_digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
     settings_digested = [
         FORMAT,
         [REACH_STEP, MAX_REACH],
-        version(),
+        version("simplemma"),  # the dictionary
         settings.document(),
         list(table.words),
         list(texts),
@@ -236,8 +232,8 @@ def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
 
 def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
-    kept = ArrayCache("ghost", NAMES, folder)
-    return Shadows(**kept(name, lambda: vars(make()), lambda found: _is_complete(Shadows(**found), size)))
+    cache = ArrayCache("ghost", ARRAY_DTYPES, folder)
+    return Shadows(**cache(name, lambda: vars(make()), lambda arrays: _is_complete(Shadows(**arrays), size)))
 
 
 def _is_complete(shadows: Shadows, size: int) -> bool:

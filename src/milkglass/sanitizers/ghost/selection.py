@@ -12,7 +12,7 @@ reported as not settled.
 Candidates of sentences of one length go through the model together. Not computed are: candidates in the beam, whose
 loss is known; positions at which nothing has changed since the last visit; further layers of candidates that already
 exceed the worst of the beam; and in fp32, where the processor is faster in bf16, candidates that bf16 shows not to be
-among the best (`worth`). None of these changes a choice.
+among the best (`is_worth_measuring`). None of these changes a choice.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SelectionMethod = Literal["states", "random", "nearest"]
 GROUP_SENTENCES = 32  # sentences of one length at a time
 
 
-def off_by(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
+def bf16_error(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
     return np.asarray(2 * noise + BF16_NOISE_FACTOR * np.sqrt(losses * noise))
 
 
-def worth(
+def is_worth_measuring(
     rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64], noise: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Returns (r,) which candidates may be among the best of their owners in fp32, by losses in bf16; inf never is.
@@ -59,13 +59,13 @@ def worth(
         owner: (r,) in ascending order.
         widths: (r,) how many are the best of the owner.
     """
-    result = np.zeros(len(rough), np.bool_)
+    is_worth = np.zeros(len(rough), np.bool_)
     for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
-        mine = slice(begin, np.searchsorted(owner, owner[begin], side="right"))
-        part = np.sort(rough[mine])
-        last = part[min(int(widths[begin]), len(part)) - 1]
-        result[mine] = np.isfinite(rough[mine]) & (rough[mine] <= last + off_by(last, noise[begin]))
-    return result
+        group = slice(begin, np.searchsorted(owner, owner[begin], side="right"))
+        ordered = np.sort(rough[group])
+        worst = ordered[min(int(widths[begin]), len(ordered)) - 1]
+        is_worth[group] = np.isfinite(rough[group]) & (rough[group] <= worst + bf16_error(worst, noise[begin]))
+    return is_worth
 
 
 @dataclass(eq=False)
@@ -98,31 +98,31 @@ class Sentence:
         self.settled = False
         self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
 
-    def candidates(self, at: int, shadows: Ids) -> list[Candidate]:
+    def candidates(self, place: int, shadows: Ids) -> list[Candidate]:
         """Returns each sequence of the beam with each shadow at a place, without repetitions, with known losses."""
-        loss_of_beam = {one.ids.tobytes(): one.loss for one in self.beam}
-        result: dict[bytes, Candidate] = {}
-        for parent, one in enumerate(self.beam):
+        loss_of_beam = {sequence.ids.tobytes(): sequence.loss for sequence in self.beam}
+        candidates: dict[bytes, Candidate] = {}
+        for parent, sequence in enumerate(self.beam):
             for shadow in shadows:
-                changed = one.ids.copy()
-                changed[at] = shadow
+                changed = sequence.ids.copy()
+                changed[place] = shadow
                 name = changed.tobytes()
-                result.setdefault(name, Candidate(changed, parent, loss_of_beam.get(name, math.nan)))
-        return [*result.values()]
+                candidates.setdefault(name, Candidate(changed, parent, loss_of_beam.get(name, math.nan)))
+        return [*candidates.values()]
 
-    def take(self, at: int, pool: list[Candidate]) -> None:
+    def take(self, place: int, pool: list[Candidate]) -> None:
         """Makes the best of the pool the beam. Ties go to the earlier one."""
-        ids_before = [one.ids.tobytes() for one in self.beam]
-        best = sorted(pool, key=lambda one: one.loss)[: self.width]
-        self.beam = [one for one in best if one.loss < math.inf]
+        ids_before = [candidate.ids.tobytes() for candidate in self.beam]
+        best = sorted(pool, key=lambda candidate: candidate.loss)[: self.width]
+        self.beam = [candidate for candidate in best if candidate.loss < math.inf]
         self._steps += 1
-        if [one.ids.tobytes() for one in self.beam] != ids_before:
+        if [candidate.ids.tobytes() for candidate in self.beam] != ids_before:
             self._changed = self._steps
-        self._visited[at] = self._steps
+        self._visited[place] = self._steps
 
-    def due(self, at: int) -> bool:
+    def is_due(self, place: int) -> bool:
         """Returns whether something has changed since this place was visited."""
-        return bool(self._visited[at] < 0 or self._changed > self._visited[at])
+        return bool(self._visited[place] < 0 or self._changed > self._visited[place])
 
     @property
     def bound(self) -> float:
@@ -190,18 +190,18 @@ def select(
     network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
     """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
-    result: list[Choice | None] = [None] * len(originals)
-    lengths = np.array([len(one) for one in originals], np.int64)
+    choices: list[Choice | None] = [None] * len(originals)
+    lengths = np.array([len(original) for original in originals], np.int64)
     for length in np.unique(lengths):
         numbers = np.flatnonzero(lengths == length)
-        for at in range(0, len(numbers), GROUP_SENTENCES):
-            group_numbers = numbers[at : at + GROUP_SENTENCES].tolist()
+        for start in range(0, len(numbers), GROUP_SENTENCES):
+            group_numbers = numbers[start : start + GROUP_SENTENCES].tolist()
             sentences = [Sentence(originals[i], starts[i], settings.beams) for i in group_numbers]
             _Group(network, shadows, sentences).run(settings)
-            for number, one in zip(group_numbers, sentences, strict=True):
-                best = one.beam[0]
-                result[number] = Choice(best.ids, best.loss, tuple(one.history), one.settled)
-    return [one for one in result if one is not None]
+            for number, sentence in zip(group_numbers, sentences, strict=True):
+                best = sentence.beam[0]
+                choices[number] = Choice(best.ids, best.loss, tuple(sentence.history), sentence.settled)
+    return [choice for choice in choices if choice is not None]
 
 
 class _Group:
@@ -209,22 +209,22 @@ class _Group:
 
     def __init__(self, network: Encoder, shadows: Shadows, sentences: list[Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
-        originals = np.stack([one.original for one in sentences])
+        originals = np.stack([sentence.original for sentence in sentences])
         self.traces = network.traces(torch.from_numpy(originals))
         self.length = self.traces.shape[2]
-        everyone, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
+        all_rows, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
         self.noise: NDArray[np.float64] | None = None
         if network.quick:
             with torch.autocast("cpu", torch.bfloat16):
-                self.noise = self._measure_rows(originals, everyone, None, everyone, no_limits)
+                self.noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
 
     def run(self, settings: Selection) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
-        self._measure([(number, one.beam[0]) for number, one in enumerate(self.sentences)])
-        for one in self.sentences:
-            one.end_sweep(settings.threshold)
+        self._measure([(number, active_sentence.beam[0]) for number, active_sentence in enumerate(self.sentences)])
+        for sentence in self.sentences:
+            sentence.end_sweep(settings.threshold)
         for _ in range(settings.sweeps):
-            active = [number for number, one in enumerate(self.sentences) if not one.settled]
+            active = [number for number, active_sentence in enumerate(self.sentences) if not active_sentence.settled]
             if not active:
                 break
             self._sweep(active)
@@ -234,64 +234,66 @@ class _Group:
     def _sweep(self, active: list[int]) -> None:
         stems = _Stems(self, active) if self.network.causal else None
         fixed = self.shadows.fixed
-        for at in range(self.length):
-            due = [n for n in active if not fixed[self.sentences[n].original[at]] and self.sentences[n].due(at)]
+        for place in range(self.length):
+            replaceable = [n for n in active if not fixed[self.sentences[n].original[place]]]
+            due = [n for n in replaceable if self.sentences[n].is_due(place)]
             if due:
-                self._visit(at, due, stems)
+                self._visit(place, due, stems)
 
-    def _visit(self, at: int, due: list[int], stems: _Stems | None) -> None:
-        pools = {n: self.sentences[n].candidates(at, self.shadows.of(int(self.sentences[n].original[at]))) for n in due}
-        self._measure([(n, one) for n in due for one in pools[n] if math.isnan(one.loss)], at, stems)
+    def _visit(self, place: int, due: list[int], stems: _Stems | None) -> None:
+        shadows = {n: self.shadows.of(int(self.sentences[n].original[place])) for n in due}
+        pools = {n: self.sentences[n].candidates(place, shadows[n]) for n in due}
+        self._measure([(n, c) for n in due for c in pools[n] if math.isnan(c.loss)], place, stems)
         for n in due:
-            self.sentences[n].take(at, pools[n])
+            self.sentences[n].take(place, pools[n])
         if stems is not None:
             stems.reorder(due)
 
-    def _measure(self, rows: list[tuple[int, Candidate]], at: int = 0, stems: _Stems | None = None) -> None:
+    def _measure(self, rows: list[tuple[int, Candidate]], place: int = 0, stems: _Stems | None = None) -> None:
         """Writes into each candidate its loss, or inf if that exceeds its beam's bound, in bf16 or fp32.
 
-        With `stems` the rows differ only from place `at` on.
+        With `stems` the rows differ only from place `place` on.
         """
         if not rows:
             return
         owner = np.array([n for n, _ in rows])
         limits = np.array([self.sentences[n].bound for n, _ in rows])
-        stem = None if stems is None else (stems.at(at), [stems.places[n, one.parent] for n, one in rows])
-        ids = np.stack([one.ids for _, one in rows])[:, at if stem else 0 :]
+        stem = None if stems is None else (stems.prefix_before(place), [stems.places[n, c.parent] for n, c in rows])
+        ids = np.stack([c.ids for _, c in rows])[:, place if stem else 0 :]
         measured = partial(self._measure_rows, ids, owner, stem)
-        looked_at, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
+        measured_rows, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
         if self.noise is not None and len(rows) > len({*owner.tolist()}):
-            looked_at = self._look(owner, limits, self.noise[owner], measured)
-        losses[looked_at] = measured(looked_at, limits[looked_at])
-        for (_, one), loss in zip(rows, losses.tolist(), strict=True):
-            one.loss = loss
+            measured_rows = self._rows_worth_measuring(owner, limits, self.noise[owner], measured)
+        losses[measured_rows] = measured(measured_rows, limits[measured_rows])
+        for (_, c), loss in zip(rows, losses.tolist(), strict=True):
+            c.loss = loss
 
-    def _look(
+    def _rows_worth_measuring(
         self, owner: Ids, limits: NDArray[np.float64], noise: NDArray[np.float64],
         measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
         rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN_FACTOR * noise
-        seen = np.flatnonzero(~is_near)
+        rough_rows = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
-            rough[seen] = measured(seen, (limits + off_by(limits, noise))[seen])
+            rough[rough_rows] = measured(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
         widths = np.array([self.sentences[n].width for n in owner.tolist()])
-        return np.flatnonzero(is_near | worth(rough, owner, widths, noise))
+        return np.flatnonzero(is_near | is_worth_measuring(rough, owner, widths, noise))
 
     def _measure_rows(
         self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, numbers: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Returns (s,) the losses of some of these rows, `Encoder.tokens` at a time; inf above their limits (s,)."""
         step = max(1, self.network.tokens // ids.shape[1])
-        result = [np.empty(0)]
+        losses_of_steps = [np.empty(0)]
         for first in range(0, len(numbers), step):
             rows = torch.from_numpy(numbers[first : first + step])
             prefix = None if stem is None else stem[0].chosen(torch.tensor(stem[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
-            whose = torch.from_numpy(owner)[rows]
-            losses = self.network.losses(torch.from_numpy(ids)[rows], self.traces, whose, bounds, prefix)
-            result.append(losses.numpy())
-        return np.concatenate(result)
+            owners = torch.from_numpy(owner)[rows]
+            losses = self.network.losses(torch.from_numpy(ids)[rows], self.traces, owners, bounds, prefix)
+            losses_of_steps.append(losses.numpy())
+        return np.concatenate(losses_of_steps)
 
 
 class _Stems:
@@ -306,7 +308,7 @@ class _Stems:
         pairs = [(n, i) for n in self.active for i in range(len(self.group.sentences[n].beam))]
         self.places = {pair: place for place, pair in enumerate(pairs)}
 
-    def at(self, place: int) -> Prefix:
+    def prefix_before(self, place: int) -> Prefix:
         """Returns the beginnings before a place."""
         begin = self.prefix.length
         if begin < place:

@@ -59,17 +59,17 @@ class Prefix:
 
     def chosen(self, rows: torch.Tensor) -> Prefix:
         """Returns some of the beginnings, in this order."""
-        keys, values = (tuple(one[rows] for one in kept) for kept in (self.keys, self.values))
+        keys, values = (tuple(tensor[rows] for tensor in tensors) for tensors in (self.keys, self.values))
         return Prefix(keys, values, self.spent[rows], self.length)
 
     def cache(self) -> Any:
         """Returns a cache for transformers, which may be changed."""
         from transformers import DynamicCache
 
-        cache_of_rows = DynamicCache()
+        cache = DynamicCache()
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            cache_of_rows.update(keys, values, layer)
-        return cache_of_rows
+            cache.update(keys, values, layer)
+        return cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class Encoder:
     def over(cls, model: Any, causal: bool) -> Encoder:
         """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
         count = int(model.config.num_hidden_layers)
-        lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
+        lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
         multiply_by_onednn(model.eval(), quick_in_bf16())
@@ -110,10 +110,10 @@ class Encoder:
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
-        result: list[torch.Tensor] = []
-        with torch.inference_mode(), self._watch(lambda layer, hidden, args, kwargs: result.append(hidden)):
+        entered: list[torch.Tensor] = []
+        with torch.inference_mode(), self._watch(lambda layer, hidden, args, kwargs: entered.append(hidden)):
             last = self.model(input_ids=ids.to(self.model.device), use_cache=False).last_hidden_state
-        return torch.stack([*result, last], 1)
+        return torch.stack([*entered, last], 1)
 
     def losses(
         self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
@@ -124,8 +124,8 @@ class Encoder:
         ids (r, t) follow `prefix`, r beginnings of T - t tokens; `owner` (r,) is the trace, of (n, layers + 1, T, d),
         with which each is compared.
         """
-        at = self.model.device
-        ids, owner, bounds = ids.to(at), owner.to(at), bounds.to(at)
+        target = self.model.device
+        ids, owner, bounds = ids.to(target), owner.to(target), bounds.to(target)
         tally = _ForwardSums(traces, owner, bounds * (1 + LOSS_SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
         with torch.inference_mode(), self._watch(tally.enter):
@@ -139,25 +139,26 @@ class Encoder:
     def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
         """Returns the beginnings followed by ids (n, s). See `losses` for `traces` and `owner`."""
         ids, owner = ids.to(self.model.device), owner.to(self.model.device)
-        free = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
-        tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
+        no_bounds = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
+        tally, cache = _ForwardSums(traces, owner, no_bounds, prefix, len(ids)), prefix.cache()
         with torch.inference_mode(), self._watch(tally.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         tally.count(len(self.layers), last)
-        keys, values = (tuple(getattr(one, name) for one in cache.layers) for name in ("keys", "values"))
+        keys, values = (tuple(getattr(layer, name) for layer in cache.layers) for name in ("keys", "values"))
         return Prefix(keys, values, tally.sums, prefix.length + ids.shape[1])
 
     @contextmanager
     def _watch(self, enter: Any) -> Iterator[None]:
         """Calls enter(layer, hidden, args, kwargs) before each layer; it may return other arguments."""
 
-        def asked(layer: int) -> Any:
+        def hook_of(layer: int) -> Any:
             def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 return enter(layer, args[0] if args else kwargs["hidden_states"], args, kwargs)
 
             return hook
 
-        hooks = [one.register_forward_pre_hook(asked(at), with_kwargs=True) for at, one in enumerate(self.layers)]
+        layers = enumerate(self.layers)
+        hooks = [layer.register_forward_pre_hook(hook_of(number), with_kwargs=True) for number, layer in layers]
         try:
             yield
         finally:
@@ -178,22 +179,22 @@ class _ForwardSums:
     def count(self, layer: int, hidden: torch.Tensor) -> None:
         stop = self.length + hidden.shape[1]
         error = hidden - self.traces[self.owner[self.rows], layer, self.length : stop]
-        share = self.traces.shape[2] * self.traces.shape[3]
-        self.sums[self.rows] += error.square().sum((1, 2)).double() / share
+        number_count = self.traces.shape[2] * self.traces.shape[3]
+        self.sums[self.rows] += error.square().sum((1, 2)).double() / number_count
 
     def enter(self, layer: int, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Counts what enters a layer, and keeps the rows within their bounds."""
         self.count(layer, hidden)
-        good = self.sums[self.rows] <= self.bounds[self.rows]
-        if not good.any():
+        is_within = self.sums[self.rows] <= self.bounds[self.rows]
+        if not is_within.any():
             raise _NobodyLeft
-        if not good.all():
-            self.rows, hidden = self.rows[good], hidden[good]
+        if not is_within.all():
+            self.rows, hidden = self.rows[is_within], hidden[is_within]
         if len(self.rows) == self.all:
             return None
-        other_arguments = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
+        other_arguments = {name: self._narrow(layer, kwargs[name]) for name in kwargs if name != "hidden_states"}
         if args:
-            return (hidden, *(self._narrow(layer, one) for one in args[1:])), other_arguments
+            return (hidden, *(self._narrow(layer, argument) for argument in args[1:])), other_arguments
         return args, {"hidden_states": hidden, **other_arguments}
 
     def _narrow(self, layer: int, argument: Any) -> Any:
@@ -201,12 +202,12 @@ class _ForwardSums:
         if isinstance(argument, torch.Tensor):
             return argument[self.rows] if argument.dim() > 1 and argument.shape[0] == self.all else argument
         if isinstance(argument, tuple):
-            return tuple(self._narrow(layer, one) for one in argument)
+            return tuple(self._narrow(layer, part) for part in argument)
         if hasattr(argument, "layers") and layer < len(argument.layers):
             argument.layers[layer].batch_select_indices(self.rows)  # a cache's; asked for once in a forward
         return argument
 
     def result(self) -> torch.Tensor:
-        result = torch.full_like(self.sums, math.inf)
-        result[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
-        return result
+        losses = torch.full_like(self.sums, math.inf)
+        losses[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
+        return losses

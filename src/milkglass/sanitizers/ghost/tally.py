@@ -47,7 +47,7 @@ class GhostTally:
     def add(self, other: GhostTally) -> None:
         for name, value in asdict(other).items():
             if name == "likeness":
-                self.likeness = {one: self.likeness[one] + value[one] for one in MEASURES}
+                self.likeness = {measure: self.likeness[measure] + value[measure] for measure in MEASURES}
             elif name == "unchanged_fields":
                 self.unchanged_fields = sorted({*self.unchanged_fields, *value})
             else:
@@ -60,7 +60,7 @@ class GhostTally:
         self.special += int(ghost.candidates.fixed[shadow.before].sum())
         self.replaced += int((shadow.ids != shadow.before).sum())
         self.fell_back += int(ghost.candidates.fallen[shadow.before].sum())
-        self.one_shadow += int(_alone(ghost)[shadow.before].sum())
+        self.one_shadow += int(_has_one_shadow(ghost)[shadow.before].sum())
         if shadow.choice.loss is not None:
             self.selected += 1
             self.unsettled += not shadow.choice.settled
@@ -70,7 +70,7 @@ class GhostTally:
             self.likeness[name] += value
 
 
-def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
+def report_document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
     """Returns the report of a run, with no text, no ids and no seed.
 
     `seeded`: whether the user gave a seed.
@@ -85,7 +85,7 @@ def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
             "tokens": len(candidates),
             "special": int(candidates.fixed.sum()),
             "fell_back": int(candidates.fallen.sum()),
-            "one_shadow": int(_alone(ghost).sum()),
+            "one_shadow": int(_has_one_shadow(ghost).sum()),
             "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
         },
         "rows": tally.rows,
@@ -110,7 +110,7 @@ def document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
 
 
 def weak_spots(report: Mapping[str, Any]) -> str:
-    """Returns a sentence about the tokens that GHOST hides least. `report` is a `document`."""
+    """Returns a sentence about the tokens that GHOST hides least. `report` is a `report_document`."""
     tokens = report["tokens"]
     ordinary = tokens["all"] - tokens["special"]
     return (
@@ -119,7 +119,7 @@ def weak_spots(report: Mapping[str, Any]) -> str:
     )
 
 
-def _alone(ghost: Ghost) -> Mask:
+def _has_one_shadow(ghost: Ghost) -> Mask:
     """Returns (n,) which tokens are replaced and have only one shadow."""
     return np.asarray(~ghost.candidates.fixed & (np.diff(ghost.candidates.starts) == 1), np.bool_)
 

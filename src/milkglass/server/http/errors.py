@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from milkglass.errors import MilkglassError
-from milkglass.server.settings import known_error
+from milkglass.server.settings import error_for_caller
 
 INTERNAL_MESSAGE = "the server made a mistake; nothing of your request is repeated here"
 MAX_ERRORS_SHOWN = 3  # validation errors that are named in one answer
@@ -58,13 +58,13 @@ class Refused(HTTPException):
         self.error = error
 
 
-def body(status: int, message: str, code: str, hint: str = "", **extra: Any) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "code": code, "hint": hint, **extra}}
+def error_json(status: int, message: str, code: str, hint: str = "", **extra: Any) -> dict[str, Any]:
+    type_by_status = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    error_type = type_by_status.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": error_type, "code": code, "hint": hint, **extra}}
 
 
-def respond(error: MilkglassError) -> JSONResponse:
+def error_response(error: MilkglassError) -> JSONResponse:
     headers = {"Retry-After": "2"} if error.status == 503 else None
     return JSONResponse(error_body(error), error.status, headers)
 
@@ -72,11 +72,13 @@ def respond(error: MilkglassError) -> JSONResponse:
 def error_body(error: MilkglassError) -> dict[str, Any]:
     """Returns the body of an error. The code is the kind's name, such as wrong_base_model for WrongBaseModel."""
     code = "".join("_" + c.lower() if c.isupper() else c for c in type(error).__name__).lstrip("_")
-    return body(error.status, error.message, code, error.hint, **error.extra)
+    return error_json(error.status, error.message, code, error.hint, **error.extra)
 
 
-def internal() -> JSONResponse:
-    return JSONResponse(body(500, INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it"), 500)
+def internal_error_response() -> JSONResponse:
+    return JSONResponse(
+        error_json(500, INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it"), 500
+    )
 
 
 def validation_message(
@@ -88,12 +90,12 @@ def validation_message(
         name_of: returns what to say about a refused value before its rule. By default no value is repeated.
     """
     errors = error.errors()
-    faults = [f"{_place(fault)}: {name_of(fault)}{_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]]
-    more = len(errors) - MAX_ERRORS_SHOWN
-    return "; ".join(faults) + (f"; and {more} more" if more > 0 else "")
+    faults = [f"{_fault_location(fault)}: {name_of(fault)}{_broken_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]]
+    hidden_count = len(errors) - MAX_ERRORS_SHOWN
+    return "; ".join(faults) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
 
 
-def _place(fault: Mapping[str, Any]) -> str:
+def _fault_location(fault: Mapping[str, Any]) -> str:
     """Returns the place of a fault in the body, without keys that the caller made up, which may be private."""
     parts = list(fault["loc"])
     if fault["type"] == "extra_forbidden":
@@ -101,7 +103,7 @@ def _place(fault: Mapping[str, Any]) -> str:
     return ".".join(str(part) for part in parts if isinstance(part, int) or part.isidentifier()) or "body"
 
 
-def _rule(fault: Mapping[str, Any]) -> str:
+def _broken_rule(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return "has a field that is not known here"
     if fault["type"] == "json_invalid":
@@ -123,23 +125,23 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
 
     async def on_invalid(request: Request, error: Any) -> JSONResponse:
         hint = "see /openapi.json for what is expected"
-        return JSONResponse(body(400, validation_message(error), "invalid_request", hint), 400)
+        return JSONResponse(error_json(400, validation_message(error), "invalid_request", hint), 400)
 
     async def on_http(request: Request, error: Any) -> JSONResponse:
         if isinstance(error, Refused):
-            return respond(error.error)
+            return error_response(error.error)
         status = error.status_code
         message = REASONS.get(status, "the request was refused")
-        return JSONResponse(body(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
+        return JSONResponse(error_json(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
 
     async def on_known(request: Request, error: Exception) -> JSONResponse:
-        meaning = known_error(error)
-        if meaning is None:
+        known = error_for_caller(error)
+        if known is None:
             raise error
-        return respond(meaning)
+        return error_response(known)
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    for kind in (MilkglassError, OSError, sqlite3.Error):
-        app.add_exception_handler(kind, on_known)
+    for error_class in (MilkglassError, OSError, sqlite3.Error):
+        app.add_exception_handler(error_class, on_known)
     return app

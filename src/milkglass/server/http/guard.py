@@ -19,14 +19,12 @@ from typing import final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.errors import Busy, TooLarge, TooSlow, Unauthorized
-from milkglass.server.http.errors import HINTS, REASONS, Refused, internal, respond
+from milkglass.server.http.errors import HINTS, REASONS, Refused, error_response, internal_error_response
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
-PACE_SECONDS = 2.0  # seconds that a body's pace looks back
-MIN_AGE_SECONDS = (
-    0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
-)
+PACE_SECONDS = 2.0  # time constant of a body's pace: bytes of so long ago count 1/e
+MIN_AGE_SECONDS = 0.1  # minimum age assumed of a body, as one piece that came at once says little of its pace
 log = logging.getLogger("milkglass.server")
 OPEN_PATHS = frozenset({"/health"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -35,10 +33,10 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 @final
 @dataclass(frozen=True)
 class BodyRule:
-    """The most bytes of a request's body, and whether the application keeps it in memory (`held`)."""
+    """The most bytes of a request's body, and whether the application keeps it in memory (`in_memory`)."""
 
     limit: int
-    held: bool = True
+    in_memory: bool = True
 
 
 def too_large(limit: int) -> TooLarge:
@@ -77,17 +75,17 @@ class BodyMemory:
         if lacking <= 0:
             return
         now = time.monotonic()
-        own_pace = math.inf if is_complete else body.pace(now)
+        pace_of_body = math.inf if is_complete else body.pace(now)
         slower = sorted(
-            (pace, id(other), other) for other in self._arriving - {body} if (pace := other.pace(now)) < own_pace
+            (pace, id(slow), slow) for slow in self._arriving - {body} if (pace := slow.pace(now)) < pace_of_body
         )
-        if sum(other.held for _, _, other in slower) < lacking:
+        if sum(slow.held for _, _, slow in slower) < lacking:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
-        for _, _, other in slower:
+        for _, _, slow in slower:
             if lacking <= 0:
                 return
-            lacking -= other.held
-            other.evict()
+            lacking -= slow.held
+            slow.evict()
 
 
 @final
@@ -98,43 +96,40 @@ class CountedBody:
         """Wraps `receive`. `claimed` is the length in the headers, or 0; `held` are the bytes charged to it."""
         self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
         self._claimed, self._began = claimed, time.monotonic()
-        self._seen = self.held = 0
-        self._whole = self._evicted = False
-        self._recent, self._counted = (
-            0.0,
-            self._began,
-        )  # bytes, where those of PACE_SECONDS seconds ago count 1/e; as of when
-        self._waiting: asyncio.Timeout | None = None
+        self._received_bytes = self.held = 0
+        self._is_complete = self._evicted = False
+        self._recent_bytes, self._faded_at = 0.0, self._began
+        self._timeout: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
         """Receives the next piece. Raises Refused if it is too large, too slow, or finds no memory."""
-        if self._whole or not self._rule.held:
+        if self._is_complete or not self._rule.in_memory:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
-        seconds_left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
+        seconds_left = self._began + self._limits.body_time(max(self._claimed, self._received_bytes)) - time.monotonic()
         try:
-            async with asyncio.timeout_at(loop.time() + seconds_left) as self._waiting:
+            async with asyncio.timeout_at(loop.time() + seconds_left) as self._timeout:
                 message = await self._receive()
         except TimeoutError:
             if not self._evicted:
                 raise Refused(TooSlow("the request body came too slowly", "send less at once")) from None
         finally:
-            self._waiting = None
+            self._timeout = None
         if self._evicted:
             raise Refused(Busy("the request body came slowly, and others needed its memory", "send it again"))
         return self._count(message)
 
     def _count(self, message: Message) -> Message:
         size = len(message.get("body", b""))
-        self._whole = self._whole or not message.get("more_body", False)
-        self._seen += size
-        if self._seen > self._rule.limit:
+        self._is_complete = self._is_complete or not message.get("more_body", False)
+        self._received_bytes += size
+        if self._received_bytes > self._rule.limit:
             raise Refused(too_large(self._rule.limit))
-        if self._rule.held:
+        if self._rule.in_memory:
             self._fade(time.monotonic())
-            self._recent += size
+            self._recent_bytes += size
             try:
-                self._memory.take(self, size, self._whole)
+                self._memory.take(self, size, self._is_complete)
             except Busy as error:
                 raise Refused(error) from None
         return message
@@ -143,18 +138,18 @@ class CountedBody:
         """Returns the recent speed in bytes a second."""
         self._fade(now)
         age = max(now - self._began, MIN_AGE_SECONDS)
-        return self._recent / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
+        return self._recent_bytes / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
 
     def _fade(self, now: float) -> None:
-        self._recent *= math.exp((self._counted - now) / PACE_SECONDS)
-        self._counted = now
+        self._recent_bytes *= math.exp((self._faded_at - now) / PACE_SECONDS)
+        self._faded_at = now
 
     def evict(self) -> None:
         """Frees its memory, so that its request is refused."""
         self._evicted = True
         self.release()
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def release(self) -> None:
         self._memory.release(self)
@@ -166,9 +161,9 @@ Rule = Callable[[Scope], BodyRule]
 class Guard:
     """Admits requests. All requests together may have `held` bytes of bodies in memory."""
 
-    def __init__(self, app: ASGIApp, token: str, rule: Rule, most_held: int, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, max_held: int, limits: Limits) -> None:
         self._app, self._rule, self._limits = app, rule, limits
-        self._memory = BodyMemory(most_held)
+        self._memory = BodyMemory(max_held)
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,7 +177,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001  (whatever it was: the server stays up and its log stays clean)
             log.error("internal error: %s", place_of(error))
             if answer.status is None:
-                await internal()(scope, receive, answer)
+                await internal_error_response()(scope, receive, answer)
         finally:
             # The route's pattern, never the path: names in a path are the caller's
             pattern = getattr(scope.get("route"), "path", "-")
@@ -194,7 +189,7 @@ class Guard:
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
         if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(authorization, self._expected):
-            refusal = respond(Unauthorized(REASONS[401], HINTS[401]))
+            refusal = error_response(Unauthorized(REASONS[401], HINTS[401]))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return
@@ -202,7 +197,7 @@ class Guard:
         claimed = headers.get(b"content-length", b"0")
         size = int(claimed[:20]) if claimed.isdigit() else 0
         if size > rule.limit:
-            await respond(too_large(rule.limit))(scope, receive, send)
+            await error_response(too_large(rule.limit))(scope, receive, send)
             return
         body = CountedBody(receive, rule, self._memory, self._limits, size)
         try:

@@ -23,7 +23,7 @@ Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
 Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
 # vLLM's and OpenAI's fields that need a tokenizer. None and false mean that they are not requested
-CLIENTS_WORK = (
+TOKENIZER_FIELDS = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
 )  # fmt: skip
@@ -32,8 +32,8 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _no_text(value: Any) -> Any:
-    values = value if isinstance(value, list) else [value]
-    if any(isinstance(item, str) for item in values):
+    prompts = value if isinstance(value, list) else [value]
+    if any(isinstance(item, str) for item in prompts):
         raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
     return value
 
@@ -72,8 +72,8 @@ class Completion(RequestBody):
         """Removes fields that request nothing, and names those that cannot be honoured."""
         if not isinstance(value, dict):
             return value
-        present = {name: item for name, item in value.items() if item is not None}
-        for name in CLIENTS_WORK:
+        present = {name: field_value for name, field_value in value.items() if field_value is not None}
+        for name in TOKENIZER_FIELDS:
             requested = present.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
                 raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
@@ -83,12 +83,12 @@ class Completion(RequestBody):
         return present
 
     def prompts(self) -> list[Ids]:
-        return as_rows(self.prompt)
+        return prompt_rows(self.prompt)
 
-    def sampling(self, ends: frozenset[int], place: int) -> SamplingParams:
-        """Returns the sampling of prompt number `place`, which gets its own seed. `ends` are the model's end ids."""
+    def sampling(self, ends: frozenset[int], prompt_index: int) -> SamplingParams:
+        """Returns the sampling of one prompt, which gets its own seed. `ends` are the model's end ids."""
         stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends)
-        seed = None if self.seed is None else (self.seed + place) % 2**63
+        seed = None if self.seed is None else (self.seed + prompt_index) % 2**63
         return SamplingParams(
             self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop, self.min_p,
             self.presence_penalty, self.frequency_penalty, self.repetition_penalty, self.logit_bias, self.logprobs,
@@ -107,7 +107,7 @@ class Embedding(RequestBody):
     encoding_format: Literal["float"] = "float"
 
 
-def as_rows(value: Ids | Rows) -> list[Ids]:
+def prompt_rows(value: Ids | Rows) -> list[Ids]:
     """Returns one or several prompts as a list. `[]` becomes one empty row, which is refused later."""
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]
@@ -142,7 +142,7 @@ def require_biases(biases: Iterable[int], model: ModelRecord) -> None:
         )
 
 
-def require_new(count: int, settings: ServerSettings) -> None:
+def require_max_tokens(count: int, settings: ServerSettings) -> None:
     if count > settings.max_new_tokens:
         raise TooLarge(f"max_tokens is {count}; {settings.max_new_tokens} is the most", "ask for less")
 
@@ -150,7 +150,7 @@ def require_new(count: int, settings: ServerSettings) -> None:
 def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
     if body.token_type_ids is None:
         return [None] * len(rows)
-    types = as_rows(body.token_type_ids)
+    types = prompt_rows(body.token_type_ids)
     if [len(row_types) for row_types in types] != [len(row) for row in rows]:
         raise UsageError("token_type_ids and input differ in shape", "give one token type an id")
     if max((max(row_types, default=0) for row_types in types), default=0) >= max(1, model.token_types):

@@ -21,14 +21,14 @@ router = APIRouter(route_class=StrictRoute)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-def _body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _body_schema(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Returns a request's body for OpenAPI."""
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 
 _BYTES = {"type": "string", "format": "binary"}
-_RAW = _body("application/octet-stream", _BYTES)
-_FORM = _body(
+_RAW = _body_schema("application/octet-stream", _BYTES)
+_FORM = _body_schema(
     "multipart/form-data",
     {
         "type": "object",
@@ -54,8 +54,8 @@ def file_json(file: FileRecord) -> dict[str, Any]:
 
 
 def _shared_fields(record: UploadRecord | FileRecord) -> dict[str, Any]:
-    about = record.model_dump(include={"id", "filename", "bytes", "purpose"})
-    return {**about, "created_at": int(record.created_at)}
+    fields = record.model_dump(include={"id", "filename", "bytes", "purpose"})
+    return {**fields, "created_at": int(record.created_at)}
 
 
 @router.post("/v1/uploads")
@@ -84,15 +84,15 @@ async def write_chunk(
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
-    length = _length(request)
+    length = _content_length(request)
     lacking = await run_in_threadpool(shared.uploads.expect, upload_id, upload_offset, length)
     with incoming_chunk(shared.home.work) as chunk:
-        await chunk.take(request.stream(), min(length, lacking))
+        await chunk.receive(request.stream(), min(length, lacking))
         upload = await run_in_threadpool(shared.uploads.write, upload_id, upload_offset, chunk, chunk_sha256)
     return {"id": upload.id, "received": upload.received}
 
 
-def _length(request: Request) -> int:
+def _content_length(request: Request) -> int:
     """Returns the length of the body in the headers. Raises LengthRequired if they lack it.
 
     A Transfer-Encoding takes precedence over a Content-Length.
@@ -105,7 +105,7 @@ def _length(request: Request) -> int:
 
 @router.post("/v1/uploads/{upload_id}/complete")
 async def complete_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
-    return file_json(await shared.slowly(shared.uploads.complete, upload_id))
+    return file_json(await shared.run_slow(shared.uploads.complete, upload_id))
 
 
 @router.delete("/v1/uploads/{upload_id}")
@@ -120,12 +120,12 @@ async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
         upload, purpose = form.get("file"), form.get("purpose")
         if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
             raise BadUpload("the form needs a file and a purpose", "the purpose is `model` or `fine-tune`")
-        name = _plain(upload.filename or "")
-        added = await shared.slowly(shared.uploads.take, upload.file, upload.size or 0, name, purpose)
+        name = _require_plain_name(upload.filename or "")
+        added = await shared.run_slow(shared.uploads.add_form_file, upload.file, upload.size or 0, name, purpose)
     return file_json(added)
 
 
-def _plain(name: str) -> str:
+def _require_plain_name(name: str) -> str:
     if len(name) > 128 or not re.fullmatch(PLAIN_NAME, name):
         raise BadUpload("the file's name is not a plain name", "letters, digits, `.`, `_` and `-`, 128 at most")
     return name
@@ -133,8 +133,8 @@ def _plain(name: str) -> str:
 
 @router.get("/v1/files")
 def list_files(shared: Shared, purpose: Purpose | None = None) -> dict[str, Any]:
-    expected = [file for file in shared.store.files.all() if purpose in (None, file.purpose)]
-    return {"object": "list", "data": [file_json(file) for file in expected]}
+    listed = [file for file in shared.store.files.all() if purpose in (None, file.purpose)]
+    return {"object": "list", "data": [file_json(file) for file in listed]}
 
 
 @router.get("/v1/files/{file_id}")

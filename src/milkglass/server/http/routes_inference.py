@@ -22,13 +22,13 @@ from milkglass.server.http.requests import (
     Classification,
     Completion,
     Embedding,
-    as_rows,
+    prompt_rows,
     require_biases,
-    require_new,
+    require_max_tokens,
     require_rows,
     token_types,
 )
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, event, first
+from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task
@@ -40,10 +40,10 @@ router = APIRouter(route_class=StrictRoute)
 # --- completions ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Token:
-    place: int
+    prompt_index: int
     id: int
     reason: str | None
-    chances: list[tuple[int, float]]
+    logprobs: list[tuple[int, float]]
 
 
 @dataclass(eq=False)
@@ -60,25 +60,24 @@ class PromptRun:
 
     def prepare(self, ends: frozenset[int]) -> None:
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
-
         self._running = len(self.prompts)
 
-        def put(item: _Token | MilkglassError) -> None:
+        def put(arrival: _Token | MilkglassError) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._on_arrival, item)
+                loop.call_soon_threadsafe(self._on_arrival, arrival)
 
         def on_token(index: int, token: int, reason: str | None) -> None:
-            put(_Token(index, token, reason, self.sequences[index].chances))
+            put(_Token(index, token, reason, self.sequences[index].logprobs))
 
         self.answers = [[] for _ in self.prompts]
-        self.chances: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
+        self.logprobs: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
         for index, prompt in enumerate(self.prompts):
             sampling = self.body.sampling(ends, index)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, index), put))
 
-    def _on_arrival(self, item: _Token | MilkglassError) -> None:
-        self._queue.put_nowait(item)
-        self._running -= isinstance(item, MilkglassError) or item.reason is not None
+    def _on_arrival(self, arrival: _Token | MilkglassError) -> None:
+        self._queue.put_nowait(arrival)
+        self._running -= isinstance(arrival, MilkglassError) or arrival.reason is not None
         if not self._running:
             self.on_over()
 
@@ -86,45 +85,49 @@ class PromptRun:
         """Yields tokens until every prompt has ended. Raises the engine's error."""
         unfinished = len(self.sequences)
         while unfinished:
-            item = await self._queue.get()
-            if isinstance(item, MilkglassError):
-                raise item
-            unfinished -= item.reason is not None
-            self.answers[item.place].append(item.id)
-            if item.chances:
-                self.chances[item.place].append(item.chances)
-            yield item
+            arrival = await self._queue.get()
+            if isinstance(arrival, MilkglassError):
+                raise arrival
+            unfinished -= arrival.reason is not None
+            self.answers[arrival.prompt_index].append(arrival.id)
+            if arrival.logprobs:
+                self.logprobs[arrival.prompt_index].append(arrival.logprobs)
+            yield arrival
 
     def cancel(self) -> None:
         for sequence in self.sequences:
             sequence.cancelled = True
 
     def usage(self) -> dict[str, int]:
-        read, written = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return _usage(self.prompts, [sequence.answer for sequence in self.sequences])
 
     def answer(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         head = {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.body.model}
         return {**head, "choices": choices, **fields}
 
 
+def _usage(prompts: Iterable[list[int]], answers: Iterable[list[int]] = ()) -> dict[str, int]:
+    read, written = sum(map(len, prompts)), sum(map(len, answers))
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
 def _choice(
-    index: int, ids: list[int], reason: str | None, chances: Iterable[list[tuple[int, float]]]
+    index: int, ids: list[int], reason: str | None, logprobs: Iterable[list[tuple[int, float]]]
 ) -> dict[str, Any]:
     """Returns a choice. As in vLLM, the id that stopped it is the last of `token_ids`, and `stop_reason` names it."""
-    stop = ids[-1] if reason == "stop" else None
+    stop_id = ids[-1] if reason == "stop" else None
     return {
-        "index": index, "text": "", "token_ids": ids, "logprobs": _logprobs(chances), "finish_reason": reason,
-        "stop_reason": stop,
+        "index": index, "text": "", "token_ids": ids, "logprobs": _logprobs(logprobs), "finish_reason": reason,
+        "stop_reason": stop_id,
     }  # fmt: skip
 
 
-def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | None:
+def _logprobs(logprobs: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | None:
     """Returns log-probabilities in OpenAI's format for chats, with ids in place of texts."""
     content = []
-    for drawn, *likeliest in chances:
+    for drawn_pair, *likeliest in logprobs:
         top = [{"token_id": token, "logprob": value} for token, value in likeliest]
-        content.append({"token_id": drawn[0], "logprob": drawn[1], "top_logprobs": top})
+        content.append({"token_id": drawn_pair[0], "logprob": drawn_pair[1], "top_logprobs": top})
     return {"content": content} if content else None
 
 
@@ -132,19 +135,19 @@ def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | No
 async def completions(body: Completion, request: Request, shared: Shared) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
-    require_new(body.max_tokens, shared.settings)
+    require_max_tokens(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
     require_biases(body.logit_bias, model)
-    entry = shared.loader.acquire(model, "generate")
+    entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
-    release.callback(shared.loader.release, entry)
+    release.callback(shared.model_cache.release, entry)
     run.on_over = release.close  # a reader who has stopped reading must not keep the model
 
     def close() -> None:
         run.cancel()
         release.close()
         if run.answers:
-            shared.recording.answered(model, run.prompts, run.answers)
+            shared.recording.record_answered(model, run.prompts, run.answers)
 
     with ExitStack() as closing:
         closing.callback(close)
@@ -153,28 +156,27 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
         engine.submit(run.sequences)
         if body.stream:
             return EventStream(_stream(run), closing.pop_all().close)  # the stream's business now
-        return await first(_complete_answer(run), disconnect(request)) or GONE
+        return await unless_gone(_complete_answer(run), disconnect(request)) or GONE
 
 
 async def _complete_answer(run: PromptRun) -> Response:
     reasons: list[str | None] = [None for _ in run.prompts]
     async for token in run.tokens():
-        reasons[token.place] = token.reason
-    choices = [_choice(index, ids, reasons[index], run.chances[index]) for index, ids in enumerate(run.answers)]
+        reasons[token.prompt_index] = token.reason
+    choices = [_choice(index, ids, reasons[index], run.logprobs[index]) for index, ids in enumerate(run.answers)]
     return JSONResponse(run.answer(choices, usage=run.usage()))
 
 
 async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
     try:
         async for token in run.tokens():
-            yield event(
-                run.answer([_choice(token.place, [token.id], token.reason, [token.chances] if token.chances else [])])
-            )
+            logprobs = [token.logprobs] if token.logprobs else []
+            yield sse_event(run.answer([_choice(token.prompt_index, [token.id], token.reason, logprobs)]))
         if run.body.stream_options and run.body.stream_options.include_usage:
-            yield event(run.answer([], usage=run.usage()))
+            yield sse_event(run.answer([], usage=run.usage()))
     except MilkglassError as error:
-        yield event(error_body(error))
-    yield event("[DONE]")
+        yield sse_event(error_body(error))
+    yield sse_event("[DONE]")
 
 
 # --- classification and embedding -------------------------------------------------------------------------------------
@@ -190,34 +192,34 @@ async def embeddings(body: Embedding, request: Request, shared: Shared) -> Respo
 
 async def _answer_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
-    inputs = as_rows(body.input)
+    inputs = prompt_rows(body.input)
     require_rows(inputs, model, shared.settings)
-    types = token_types(body, inputs, model) if isinstance(body, Classification) else [None] * len(inputs)
-    entry = shared.loader.acquire(model, task)
+    token_types_by_row = token_types(body, inputs, model) if isinstance(body, Classification) else [None] * len(inputs)
+    entry = shared.model_cache.acquire(model, task)
     rows: list[ClassifierRow] = []
     try:
         engine = await asyncio.wrap_future(entry.engine)
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
-        for ids, kinds, future in zip(inputs, types, futures, strict=True):
+        for ids, row_types, future in zip(inputs, token_types_by_row, futures, strict=True):
             on_result, on_error = (
                 _from_thread(loop, future, method) for method in (future.set_result, future.set_exception)
             )
-            rows.append(ClassifierRow(ids, kinds, on_result, on_error))
+            rows.append(ClassifierRow(ids, row_types, on_result, on_error))
         engine.submit(rows)
-        result = await first(asyncio.gather(*futures), disconnect(request))
+        answers = await unless_gone(asyncio.gather(*futures), disconnect(request))
     finally:
         for row in rows:
             row.cancelled = True
-        shared.loader.release(entry)
-    if result is None:
+        shared.model_cache.release(entry)
+    if answers is None:
         return GONE
-    shared.recording.sent(model, inputs)
+    shared.recording.record_sent(model, inputs)
     if task == "embed":
-        data = [{"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(result)]
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answers)]
         return JSONResponse(_list_json("embd", model.id, inputs, data))
-    scores = isinstance(engine, Classifier) and engine.scores
-    return JSONResponse(_list_json("classify", model.id, inputs, _classification_json(result, scores)))
+    is_regression = isinstance(engine, Classifier) and engine.is_regression
+    return JSONResponse(_list_json("classify", model.id, inputs, _classification_json(answers, is_regression)))
 
 
 def _from_thread(
@@ -232,25 +234,22 @@ def _from_thread(
     return call
 
 
-def _classification_json(answers: list[list[float]], scores: bool) -> list[dict[str, Any]]:
+def _classification_json(answers: list[list[float]], is_regression: bool) -> list[dict[str, Any]]:
     """Returns one object for each row in vLLM's format; a regression has `score` in place of `label` and `probs`."""
-    data: list[dict[str, Any]] = []
-    for index, chances in enumerate(answers):
-        if scores:
-            data.append({"index": index, "score": chances[0], "num_classes": 1})
-            continue
-        likeliest = max(range(len(chances)), key=chances.__getitem__)
-        data.append({"index": index, "label": f"LABEL_{likeliest}", "probs": chances, "num_classes": len(chances)})
-    return data
+    if is_regression:
+        return [{"index": index, "score": score, "num_classes": 1} for index, (score, *_) in enumerate(answers)]
+    return [
+        {"index": index, "label": f"LABEL_{probs.index(max(probs))}", "probs": probs, "num_classes": len(probs)}
+        for index, probs in enumerate(answers)
+    ]
 
 
-def _list_json(kind: str, model: str, inputs: list[list[int]], data: list[dict[str, Any]]) -> dict[str, Any]:
-    count = sum(map(len, inputs))
+def _list_json(id_prefix: str, model: str, inputs: list[list[int]], data: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": new_id(kind),
+        "id": new_id(id_prefix),
         "object": "list",
         "created": int(time.time()),
         "model": model,
         "data": data,
-        "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
+        "usage": _usage(inputs),
     }

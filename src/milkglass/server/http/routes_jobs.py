@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
 from milkglass.server.context import Context, Shared
-from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, event, few_fields
+from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, few_fields, sse_event
 from milkglass.server.jobs.folder import read_events, read_progress
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import JobRecord
@@ -138,10 +138,10 @@ async def job_events(
         if not re.fullmatch(r"(ftevent-)?\d{1,15}", last_event_id, re.ASCII):
             raise UsageError("Last-Event-ID is not an id of an event", "send the last id that you got, or none")
         after = last_event_id
-    seen = int(after.removeprefix("ftevent-"))
+    last_seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(_stream_events(shared, job_id, seen), on_close=lambda: None)
-    events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), seen)
+        return EventStream(_stream_events(shared, job_id, last_seen), on_close=lambda: None)
+    events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), last_seen)
     return JSONResponse({"object": "list", "data": [entry.as_json() for entry in events], "has_more": False})
 
 
@@ -152,9 +152,9 @@ async def _stream_events(shared: Context, job_id: str, after: int) -> AsyncGener
         job = await run_in_threadpool(shared.store.jobs.get, job_id)  # before the events: none is missed at the end
         for entry in await run_in_threadpool(read_events, folder, after):
             after, last_sent = entry.id, time.monotonic()
-            yield event(entry.as_json(), entry.event.type, str(entry.id))
+            yield sse_event(entry.as_json(), entry.event.type, str(entry.id))
         if job.has_ended:
-            yield event(job_json(job, shared), "done", str(after))
+            yield sse_event(job_json(job, shared), "done", str(after))
             return
         if time.monotonic() - last_sent > HEARTBEAT_SECONDS:
             last_sent = time.monotonic()

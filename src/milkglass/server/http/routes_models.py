@@ -67,13 +67,13 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
 
 @router.post("/v1/models")
 async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
-    return await shared.slowly(lambda: model_json(shared.registry.add(body.registration()), shared))
+    return await shared.run_slow(lambda: model_json(shared.registry.add(body.registration()), shared))
 
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: Shared) -> dict[str, Any]:
     """Says whether this server has the base model of a delta."""
-    await shared.slowly(lambda: shared.registry.require_base(digest))
+    await shared.run_slow(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 
 

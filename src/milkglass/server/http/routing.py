@@ -69,13 +69,13 @@ class StrictRoute(APIRoute):
             try:
                 return await inner(_StrictRequest(request.scope, request.receive))
             except ClientDisconnect:
-                return Response(status_code=499)  # no one is there to read it
+                return GONE
 
         return handle
 
 
-def event(data: Any, kind: str | None = None, event_id: str | None = None) -> str:
-    lines = [f"event: {kind}"] if kind else []
+def sse_event(data: Any, event_type: str | None = None, event_id: str | None = None) -> str:
+    lines = [f"event: {event_type}"] if event_type else []
     if event_id is not None:
         lines.append(f"id: {event_id}")
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
@@ -95,7 +95,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await first(self.stream_response(send), self.listen_for_disconnect(receive))
+            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
         finally:
             try:
                 await self._events.aclose()
@@ -103,8 +103,8 @@ class EventStream(StreamingResponse):
                 self._on_close()
 
 
-async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
-    """Returns the result of `work`; if `gone` comes first, cancels `work` and returns None."""
+async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
+    """Awaits `work` and returns its result; if `gone` ends first, cancels `work` and returns None."""
     tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from milkglass.errors import MilkglassError
-from milkglass.server.inference.generator import Engine, not_finite, that_fit
+from milkglass.server.inference.generator import Engine, fitting_count, not_finite_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,23 +44,23 @@ class Classifier(Engine[ClassifierRow]):
         self._max_batch = max_batch if pad is not None or not needs_pad else 1
         self._pad = 0 if pad is None else pad
         # As in transformers: one label, and nothing else said, is a regression
-        self.scores = model.config.num_labels == 1 and model.config.problem_type in (None, "regression")
+        self.is_regression = model.config.num_labels == 1 and model.config.problem_type in (None, "regression")
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
         rows = [row for row in self.take(self._max_batch) if not row.cancelled]
-        count = that_fit([len(row.ids) for row in rows], TOKENS_A_PASS)
+        count = fitting_count([len(row.ids) for row in rows], TOKENS_A_PASS)
         self.put_back(rows[count:])
         self._rows = rows[:count]
         if self._rows:
-            for row, chances in zip(self._rows, self._forward(), strict=True):
-                if all(map(math.isfinite, chances)):
-                    row.on_done(chances)
+            for row, answer in zip(self._rows, self._forward(), strict=True):
+                if all(map(math.isfinite, answer)):
+                    row.on_done(answer)
                 else:
-                    row.fail(not_finite())
+                    row.fail(not_finite_error())
         self._rows = []
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return False  # a step finishes what it takes
 
     def drop(self) -> list[ClassifierRow]:
@@ -78,7 +78,7 @@ class Classifier(Engine[ClassifierRow]):
 
     def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = self._model(**batch).logits.float()
-        return logits if self.scores else logits.softmax(-1)
+        return logits if self.is_regression else logits.softmax(-1)
 
     def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
         width = max(len(row) for row in rows)

@@ -19,7 +19,7 @@ import torch
 
 from milkglass.errors import Busy, MilkglassError, ServerError
 from milkglass.server.inference.model_runner import CachingRunner, ModelRunner, Prompt, RunningRows
-from milkglass.server.inference.sampling import SamplingParams, adjusted, chances, draw, generator
+from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw, seeded_generator, top_logprobs
 from milkglass.server.logs import place_of
 
 log = logging.getLogger("milkglass.server")
@@ -56,7 +56,7 @@ class Engine(abc.ABC, Generic[W]):
         """Takes waiting work and does the next piece of it."""
 
     @abc.abstractmethod
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Returns whether there is unfinished work."""
 
     @abc.abstractmethod
@@ -83,14 +83,12 @@ class Engine(abc.ABC, Generic[W]):
             self._thread.join()
 
     def _run(self) -> None:
-        import torch
-
         with torch.inference_mode():
             while self._wait():
                 try:
                     self.step()
                 except Exception as error:  # noqa: BLE001  (one bad batch must not end the model's thread)
-                    self.fail_all(self.drop(), explain(error))
+                    self.fail_all(self.drop(), as_known_error(error))
         with self._changed:
             unfinished = [*self.drop(), *self._waiting]
             self._waiting.clear()
@@ -98,18 +96,18 @@ class Engine(abc.ABC, Generic[W]):
 
     def _wait(self) -> bool:
         with self._changed:
-            while not (self._closed or self._waiting or self.active()):
+            while not (self._closed or self._waiting or self.is_active()):
                 self._changed.wait()
             return not self._closed
 
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
-        for item in work:
-            item.fail(error)
+        for unit in work:
+            unit.fail(error)
 
-    def take(self, most: int) -> list[W]:
+    def take(self, max_items: int) -> list[W]:
         with self._changed:
-            return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            return [self._waiting.popleft() for _ in range(min(max_items, len(self._waiting)))]
 
     def put_back(self, work: list[W]) -> None:
         """Puts work back to the front, in order."""
@@ -117,7 +115,7 @@ class Engine(abc.ABC, Generic[W]):
             self._waiting.extendleft(reversed(work))
 
 
-def that_fit(lengths: list[int], limit: int) -> int:
+def fitting_count(lengths: list[int], limit: int) -> int:
     """Returns how many of the first rows fit, padded, in one pass of `limit` tokens; at least one."""
     longest = 0
     for count, length in enumerate(lengths):
@@ -127,14 +125,12 @@ def that_fit(lengths: list[int], limit: int) -> int:
     return len(lengths)
 
 
-def not_finite() -> ModelFailed:
+def not_finite_error() -> ModelFailed:
     return ModelFailed("the model returns numbers that are not finite", "were its weights damaged or mixed up?")
 
 
-def explain(error: Exception) -> MilkglassError:
+def as_known_error(error: Exception) -> MilkglassError:
     """Turns a failure into an error for the caller. Only its place is logged: its message may quote ids."""
-    import torch
-
     log.error("model: %s", place_of(error))
     if isinstance(error, MilkglassError):
         return error
@@ -151,7 +147,7 @@ class Sequence:
         prompt: scrambled ids, or vectors in place of them.
         on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it.
         cancelled: frees its row before the next token.
-        chances: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
+        logprobs: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.
     """
 
@@ -160,13 +156,12 @@ class Sequence:
     on_token: Callable[[int, str | None], None]
     on_error: Callable[[MilkglassError], None]
     cancelled: bool = False
-    made: int = 0
     answer: list[int] = field(default_factory=list)
-    chances: list[tuple[int, float]] = field(default_factory=list)
+    logprobs: list[tuple[int, float]] = field(default_factory=list)
     rng: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rng = generator(self.sampling)
+        self.rng = seeded_generator(self.sampling)
 
     def fail(self, error: MilkglassError) -> None:
         self.cancelled = True
@@ -175,27 +170,26 @@ class Sequence:
     def sample(self, logits: torch.Tensor) -> int | None:
         """Draws the next id from logits (n,) and reports it. None: this was the last one."""
         if not torch.isfinite(logits).any() or torch.isnan(logits).any():
-            self.fail(not_finite())
+            self.fail(not_finite_error())
             return None
         try:
             token = draw(self._adjust(logits), self.sampling, self.rng)
             if self.sampling.logprobs is not None:
-                self.chances = chances(logits, token, self.sampling.logprobs)
+                self.logprobs = top_logprobs(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
-            self.fail(explain(error))
+            self.fail(as_known_error(error))
             return None
-        self.made += 1
         self.answer.append(token)
         is_stop = token in self.sampling.stop
-        reason = "stop" if is_stop else "length" if self.made >= self.sampling.max_tokens else None
+        reason = "stop" if is_stop else "length" if len(self.answer) >= self.sampling.max_tokens else None
         self.on_token(token, reason)
         return None if reason else token
 
     def _adjust(self, logits: torch.Tensor) -> torch.Tensor:
-        if not self.sampling.adjusts:
+        if not self.sampling.changes_logits:
             return logits
         prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids
-        return adjusted(logits, self.sampling, prompt, self.answer)
+        return adjusted_logits(logits, self.sampling, prompt, self.answer)
 
 
 OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
@@ -215,13 +209,13 @@ class Scheduler:
         self.rows: RunningRows | None = None
 
     @property
-    def free(self) -> int:
+    def free_rows(self) -> int:
         return self._max_batch - len(self.running)
 
     @staticmethod
-    def fitting(waiting: Iterable[Sequence]) -> int:
+    def prefill_count(waiting: Iterable[Sequence]) -> int:
         """Returns how many of the first waiting sequences are read together in the next pass."""
-        return that_fit([len(sequence.prompt) for sequence in waiting], MAX_PREFILL)
+        return fitting_count([len(sequence.prompt) for sequence in waiting], MAX_PREFILL)
 
     def drop_cancelled(self) -> None:
         self._end([not sequence.cancelled for sequence in self.running])
@@ -251,11 +245,11 @@ class Scheduler:
     def split(self, indices: list[int]) -> Scheduler:
         """Moves some sequences, with their rows, to a new scheduler."""
         assert self.rows is not None
-        other = Scheduler(self._max_batch)
-        other.running, other.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
-        other.rows = self.rows.take(indices)
+        moved = Scheduler(self._max_batch)
+        moved.running, moved.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
+        moved.rows = self.rows.take(indices)
         self._keep([index not in indices for index in range(len(self.running))])
-        return other
+        return moved
 
     def clear(self) -> list[Sequence]:
         running, self.running, self.newest, self.rows = self.running, [], [], None
@@ -285,7 +279,7 @@ def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Sched
     try:
         batch = scheduler.begin(newcomers, *runner.prefill([sequence.prompt for sequence in newcomers]))
     except Exception as error:  # noqa: BLE001  (whatever it was)
-        Engine.fail_all([*newcomers], explain(error))
+        Engine.fail_all([*newcomers], as_known_error(error))
     else:
         scheduler.join(batch)
 
@@ -297,7 +291,7 @@ class Generator(Engine[Sequence]):
         super().__init__("generator", max_waiting)
         self._runner = runner
         # Not a method: a circle of references would keep the weights when the model is put out
-        on_leave = partial(_remember, runner) if isinstance(runner, CachingRunner) else None
+        on_leave = partial(_cache_row, runner) if isinstance(runner, CachingRunner) else None
         self._scheduler = Scheduler(max_batch, on_leave)
         self._reading: list[Sequence] = []
 
@@ -312,7 +306,7 @@ class Generator(Engine[Sequence]):
         elif scheduler.rows is not None:
             scheduler.accept(scheduler.rows.advance(scheduler.newest))
 
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         return self._scheduler.rows is not None
 
     def drop(self) -> list[Sequence]:
@@ -322,13 +316,13 @@ class Generator(Engine[Sequence]):
 
     def _newcomers(self) -> list[Sequence]:
         """Takes as many waiting sequences as there are free rows for and as fit in one pass."""
-        newcomers = [sequence for sequence in self.take(self._scheduler.free) if not sequence.cancelled]
-        count = self._scheduler.fitting(newcomers)
+        newcomers = [sequence for sequence in self.take(self._scheduler.free_rows) if not sequence.cancelled]
+        count = self._scheduler.prefill_count(newcomers)
         self.put_back(newcomers[count:])
         return newcomers[:count]
 
 
-def _remember(runner: CachingRunner, sequence: Sequence, rows: RunningRows, index: int) -> None:
+def _cache_row(runner: CachingRunner, sequence: Sequence, rows: RunningRows, index: int) -> None:
     """Caches the row of a sequence that ends."""
     if isinstance(sequence.prompt, torch.Tensor):
         return

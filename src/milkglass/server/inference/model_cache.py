@@ -75,10 +75,10 @@ class ModelCache:
         with self._lock:
             entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:
-                put_out = self._make_room()
+                evicted = self._make_room()
                 entry = Entry(model, task)
                 self._entries[entry.key] = entry
-                threading.Thread(target=self._load, args=(entry, put_out), name="load", daemon=True).start()
+                threading.Thread(target=self._load, args=(entry, evicted), name="load", daemon=True).start()
             entry.users += 1
             self._entries.move_to_end(entry.key)
         return entry
@@ -98,28 +98,28 @@ class ModelCache:
     def forget(self, model_id: str) -> None:
         """Removes a model for good. Raises Conflict while it is in use."""
         with self._lock:
-            gone = [entry for entry in self._entries.values() if entry.model.id == model_id]
-            if any(entry.users or not entry.engine.done() for entry in gone):
+            removed = [entry for entry in self._entries.values() if entry.model.id == model_id]
+            if any(entry.users or not entry.engine.done() for entry in removed):
                 raise Conflict("this model is answering someone right now", "try again in a moment")
-            for entry in gone:
+            for entry in removed:
                 del self._entries[entry.key]
-        for entry in gone:
+        for entry in removed:
             entry.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True  # what is still being loaded closes itself
-            gone = [entry for entry in self._entries.values() if entry.engine.done()]
+            loaded = [entry for entry in self._entries.values() if entry.engine.done()]
             self._entries.clear()
-        for entry in gone:
+        for entry in loaded:
             entry.close()
 
-    def _load(self, entry: Entry, put_out: Entry | None) -> None:
+    def _load(self, entry: Entry, evicted: Entry | None) -> None:
         """Loads the model, in its own thread, and completes the entry's future."""
         try:
-            if put_out:
-                put_out.close()  # its weights go before the new ones come
-            engine = build(self._folder(entry.model.id), entry.model, entry.task, self._settings)
+            if evicted:
+                evicted.close()  # its weights go before the new ones come
+            engine = build_engine(self._folder(entry.model.id), entry.model, entry.task, self._settings)
             engine.start()
         except BaseException as error:  # noqa: BLE001  (anyone who waits must hear of it)
             with self._lock:
@@ -134,7 +134,7 @@ class ModelCache:
         log.info("model loaded for %s", entry.task)
 
 
-def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
+def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
     """Loads the weights. Raises CorruptCheckpoint, or UnsupportedModel if a tensor is missing."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -153,10 +153,10 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     set_verbosity_error()  # a missing tensor is an error of ours, below, and not a table of transformers'
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
-    kinds = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
+    classes = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
     try:
         with ONE_LOAD:
-            network, report = kinds[task].from_pretrained(
+            network, report = classes[task].from_pretrained(
                 folder,
                 dtype=device.serving_dtype(),
                 use_safetensors=True,

@@ -67,10 +67,10 @@ class TransformersRunner:
         lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
         mask = (torch.arange(width, device=device) >= width - lengths).long()
         rows = CachedRows(self._model, DynamicCache(), mask)
-        return rows, rows.forward(inputs(prompts, self._model), (mask.cumsum(-1) - 1).clamp(min=0))
+        return rows, rows.forward(model_inputs(prompts, self._model), (mask.cumsum(-1) - 1).clamp(min=0))
 
 
-def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def model_inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Returns the model's inputs, padded on the left: ids (b, t) or vectors (b, t, d). All prompts are of one kind."""
     width = max(map(len, prompts))
     if isinstance(prompts[0], torch.Tensor):
@@ -90,12 +90,12 @@ class CachedRows:
 
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
         self.mask = pad(self.mask, (0, 1), value=1)
-        single = [token[None] if isinstance(token, torch.Tensor) else [token] for token in newest]
-        return self.forward(inputs(single, self._model), self.mask.sum(-1, keepdim=True) - 1)
+        token_rows = [token[None] if isinstance(token, torch.Tensor) else [token] for token in newest]
+        return self.forward(model_inputs(token_rows, self._model), self.mask.sum(-1, keepdim=True) - 1)
 
     def forward(self, tokens: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
-        settings: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        output = self._model(**tokens, attention_mask=self.mask, position_ids=positions, **settings)
+        options: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        output = self._model(**tokens, attention_mask=self.mask, position_ids=positions, **options)
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
@@ -103,8 +103,8 @@ class CachedRows:
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        for number, layer in enumerate(self.cache.layers):
-            cache.update(layer.keys, layer.values, number)
+        for layer_index, layer in enumerate(self.cache.layers):
+            cache.update(layer.keys, layer.values, layer_index)
         rows = CachedRows(self._model, cache, self.mask)
         rows.keep(indices)  # copies what it keeps
         return rows
@@ -121,12 +121,15 @@ class CachedRows:
 
     def join(self, other: RunningRows) -> None:
         assert isinstance(other, CachedRows)
-        mine, theirs = self.mask.shape[1], other.mask.shape[1]
-        a, b = max(0, theirs - mine), max(0, mine - theirs)  # columns of padding that each needs on its left
-        self.mask = torch.cat([pad(self.mask, (a, 0)), pad(other.mask, (b, 0))])
-        for layer, new in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.keys = torch.cat([pad(layer.keys, (0, 0, a, 0)), pad(new.keys, (0, 0, b, 0))])
-            layer.values = torch.cat([pad(layer.values, (0, 0, a, 0)), pad(new.values, (0, 0, b, 0))])
+        width = max(self.mask.shape[1], other.mask.shape[1])
+
+        def joined(tensor: torch.Tensor, other_tensor: torch.Tensor) -> torch.Tensor:
+            return torch.cat([pad(part, (0, 0, width - part.shape[-2], 0)) for part in (tensor, other_tensor)])
+
+        self.mask = joined(self.mask[..., None], other.mask[..., None])[..., 0]
+        for layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
+            layer.keys = joined(layer.keys, other_layer.keys)
+            layer.values = joined(layer.values, other_layer.values)
 
 
 @final
@@ -151,13 +154,13 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def takes(self, row: CachedPrefix) -> bool:
+    def fits(self, row: CachedPrefix) -> bool:
         """Returns whether a row fits into the whole cache."""
         return row.size <= self._limit
 
     def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
         """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
-        if not self.takes(row):
+        if not self.fits(row):
             return
         for prefix in [stored for stored in self._rows if stored == ids[: len(stored)]]:
             self._drop(prefix)
@@ -187,40 +190,40 @@ class CachingRunner:
 
     def __init__(self, model: PreTrainedModel, limit: int) -> None:
         self._model, self._runner = model, TransformersRunner(model)
-        self.kept = PrefixCache(limit)
+        self.prefixes = PrefixCache(limit)
 
     def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Reads prompts without a cached prefix together, and the others one by one.
 
         The rests of the others are short, and padding between a prefix and its rest would shift windows.
         """
-        prefixes = [None if isinstance(prompt, torch.Tensor) else self.kept.longest(prompt) for prompt in prompts]
+        prefixes = [None if isinstance(prompt, torch.Tensor) else self.prefixes.longest(prompt) for prompt in prompts]
         uncached = [index for index, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.prefill([prompts[index] for index in uncached])] if uncached else []
         order = list(uncached)
         for index, prefix in enumerate(prefixes):
             if prefix is not None:
-                groups.append(self._go_on(*prefix, prompts[index]))
+                groups.append(self._prefill_after(*prefix, prompts[index]))
                 order.append(index)
         rows = groups[0][0]
         for other, _ in groups[1:]:
             rows.join(other)
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        if inverse != list(range(len(inverse))):
-            rows.keep(inverse)
-        return rows, torch.cat([logits for _, logits in groups])[inverse]
+        original_order = sorted(range(len(order)), key=order.__getitem__)
+        if original_order != list(range(len(original_order))):
+            rows.keep(original_order)
+        return rows, torch.cat([logits for _, logits in groups])[original_order]
 
-    def _go_on(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+    def _prefill_after(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
         """Reads what follows the first `length` ids."""
         from transformers import DynamicCache
 
         cache, device = DynamicCache(), self._model.device
-        for number, (keys, values) in enumerate(row.layers):
-            cache.update(keys[:, :, :length], values[:, :, :length], number)
+        for layer_index, (keys, values) in enumerate(row.layers):
+            cache.update(keys[:, :, :length], values[:, :, :length], layer_index)
         rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
         positions = torch.arange(length, len(prompt), device=device)[None]
-        remaining = torch.tensor([list(prompt[length:])], device=device)
-        return rows, rows.forward({"input_ids": remaining}, positions)
+        suffix_ids = torch.tensor([list(prompt[length:])], device=device)
+        return rows, rows.forward({"input_ids": suffix_ids}, positions)
 
     def remember(self, rows: RunningRows, index: int, ids: Sequence[int]) -> None:
         """Caches a row that ends. `ids` are its prompt and answer, whose last id may not have been read."""
@@ -228,8 +231,8 @@ class CachingRunner:
         length = int(rows.mask[index].sum())
         if length < MIN_PREFIX_IDS:
             return
-        part = (slice(index, index + 1), slice(None), slice(-length, None))
-        prefix = CachedPrefix(tuple((layer.keys[part], layer.values[part]) for layer in rows.cache.layers))
-        if self.kept.takes(prefix):
+        row_slice = (slice(index, index + 1), slice(None), slice(-length, None))
+        prefix = CachedPrefix(tuple((layer.keys[row_slice], layer.values[row_slice]) for layer in rows.cache.layers))
+        if self.prefixes.fits(prefix):
             copies = tuple((keys.clone(), values.clone()) for keys, values in prefix.layers)
-            self.kept.add(tuple(ids[:length]), CachedPrefix(copies))
+            self.prefixes.add(tuple(ids[:length]), CachedPrefix(copies))

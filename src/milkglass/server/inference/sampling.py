@@ -43,11 +43,11 @@ class SamplingParams:
     logprobs: int | None = None
 
     @property
-    def adjusts(self) -> bool:
+    def changes_logits(self) -> bool:
         return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
 
 
-def generator(sampling: SamplingParams) -> torch.Generator:
+def seeded_generator(sampling: SamplingParams) -> torch.Generator:
     """Returns a generator on the CPU, so that a seed draws the same ids on every device."""
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     return torch.Generator().manual_seed(seed)
@@ -68,35 +68,37 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
     return int(torch.multinomial(scaled.softmax(-1), 1, generator=rng))
 
 
-def adjusted(
+def adjusted_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
     """Returns logits (v,) with penalties and biases in the order of vLLM: repetition, OpenAI's, biases."""
-    result = logits.float().clone()
+    adjusted = logits.float().clone()
     if sampling.repetition != 1 and (used_ids := sorted({*prompt, *answer})):
-        values = result[used_ids]
-        result[used_ids] = torch.where(values > 0, values / sampling.repetition, values * sampling.repetition)
+        used_logits = adjusted[used_ids]
+        adjusted[used_ids] = torch.where(
+            used_logits > 0, used_logits / sampling.repetition, used_logits * sampling.repetition
+        )
     if (sampling.presence or sampling.frequency) and answer:
-        ids, counts = torch.tensor(answer, device=result.device).unique(return_counts=True)
-        result[ids] -= sampling.presence + sampling.frequency * counts
+        ids, counts = torch.tensor(answer, device=adjusted.device).unique(return_counts=True)
+        adjusted[ids] -= sampling.presence + sampling.frequency * counts
     for token, bias in sampling.bias.items():
-        result[token] += bias
-    return result
+        adjusted[token] += bias
+    return adjusted
 
 
-def chances(logits: torch.Tensor, drawn: int, count: int) -> list[tuple[int, float]]:
+def top_logprobs(logits: torch.Tensor, drawn: int, count: int) -> list[tuple[int, float]]:
     """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,)."""
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    result = [(drawn, float(logprobs[drawn])), *likeliest]
-    return [(token, max(value, MIN_LOGPROB)) for token, value in result]
+    pairs = [(drawn, float(logprobs[drawn])), *likeliest]
+    return [(token, max(value, MIN_LOGPROB)) for token, value in pairs]
 
 
 def _keep_nucleus(scaled: torch.Tensor, top_p: float) -> None:
     """Keeps, in place, the fewest ids whose probabilities reach `top_p`, at least one."""
     ordered, order = scaled.sort(descending=True)
-    chances = ordered.softmax(-1)
-    mass_before = chances.cumsum(-1) - chances
+    probabilities = ordered.softmax(-1)
+    mass_before = probabilities.cumsum(-1) - probabilities
     mass_before[0] = -1
     scaled[order[mass_before >= top_p]] = -torch.inf

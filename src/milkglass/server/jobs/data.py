@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from milkglass.errors import BadUpload
 from milkglass.server.spec import IGNORED, Task
 from milkglass.server.storage.training_rows import TrainingRows
 
-LABEL_OF = {"classification": "labels", "regression": "scores", "causal-lm": "token_labels"}
+LABEL_TENSOR_BY_TASK = {"classification": "labels", "regression": "scores", "causal-lm": "token_labels"}
 
 
 class TrainingDataset(Dataset[dict[str, Any]]):
     """The rows of a file, each cut to `max_length` tokens. Numbers are read from the file when they are used."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
-        """Opens a file. Raises BadUpload for another format, or for labels of another task."""
+        """Opens a file. Raises BadUpload for another format, or for labels of another task than `task`."""
         rows = TrainingRows.open(path)
-        if rows.label != LABEL_OF[task]:
+        if rows.label != LABEL_TENSOR_BY_TASK[task]:
             raise BadUpload(
                 f"the training file holds {rows.label}, which does not fit {task}",
                 "classification needs `labels`, regression `scores`, causal-lm `token_labels`",
@@ -39,11 +40,11 @@ class TrainingDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         start = self._stops[row - 1] if row else 0
-        tokens = slice(start, min(self._stops[row], start + self.max_length))
-        labels = self._labels[tokens] if self._by_token else self._labels[row]
-        example: dict[str, Any] = {"input_ids": self._ids[tokens], "labels": labels}
+        token_range = slice(start, min(self._stops[row], start + self.max_length))
+        labels = self._labels[token_range] if self._by_token else self._labels[row]
+        example: dict[str, Any] = {"input_ids": self._ids[token_range], "labels": labels}
         if self._types is not None:
-            example["token_type_ids"] = self._types[tokens]
+            example["token_type_ids"] = self._types[token_range]
         return example
 
 
@@ -54,25 +55,18 @@ class Collate:
         self.pad = pad
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        width = max(len(example["input_ids"]) for example in examples)
-        batch = {"input_ids": _pad([e["input_ids"] for e in examples], width, self.pad)}
-        batch["attention_mask"] = _pad([np.ones(len(e["input_ids"])) for e in examples], width, 0)
+        batch = {"input_ids": _padded([e["input_ids"] for e in examples], self.pad)}
+        batch["attention_mask"] = _padded([np.ones(len(e["input_ids"])) for e in examples], 0)
         if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = _pad([e["token_type_ids"] for e in examples], width, 0)
+            batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], 0)
         labels = [example["labels"] for example in examples]
-        has_lists = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _pad(labels, width, IGNORED) if has_lists else _numbers(labels)
+        if isinstance(labels[0], np.ndarray):
+            batch["labels"] = _padded(labels, IGNORED)
+        else:
+            numbers = np.array(labels)
+            batch["labels"] = torch.tensor(numbers, dtype=torch.float32 if numbers.dtype.kind == "f" else torch.int64)
         return batch
 
 
-def _numbers(labels: list[Any]) -> torch.Tensor:
-    if isinstance(labels[0], np.floating):
-        return torch.tensor([float(label) for label in labels], dtype=torch.float32)
-    return torch.tensor([int(label) for label in labels])
-
-
-def _pad(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:
-    result = np.full((len(rows), width), fill, np.int64)
-    for index, row in enumerate(rows):
-        result[index, : len(row)] = row
-    return torch.from_numpy(result)
+def _padded(rows: list[NDArray[Any]], fill: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=fill)

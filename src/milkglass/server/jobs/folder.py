@@ -49,35 +49,36 @@ def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
     path = job / EVENTS_FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
-    result = []
+    stored_events = []
     with path.open("rb") as file:
         file.seek(after)
-        at = after
+        line_end = after
         for line in file:
             if not line.endswith(b"\n"):
                 break  # still being written
-            at += len(line)
+            line_end += len(line)
             event = _parse(line)
             if event is not None:
-                result.append(StoredEvent(at, event))
-    return result
+                stored_events.append(StoredEvent(line_end, event))
+    return stored_events
 
 
 def read_progress(job: Path) -> dict[str, float]:
     """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
-    path, result = job / EVENTS_FILE, dict[str, float]()
+    path, progress = job / EVENTS_FILE, dict[str, float]()
     if not path.is_file():
-        return result
+        return progress
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).splitlines()
     for line in reversed(lines):
         event = _parse(line)
-        numbers = event.data if event else {}
-        result = {name: numbers[name] for name in PROGRESS_FIELDS if type(numbers.get(name)) in (int, float)} | result
-        if len(result) == len(PROGRESS_FIELDS):
+        metrics = event.data if event else {}
+        newer = {name: metrics[name] for name in PROGRESS_FIELDS if type(metrics.get(name)) in (int, float)}
+        progress = newer | progress
+        if len(progress) == len(PROGRESS_FIELDS):
             break
-    return result
+    return progress
 
 
 def _parse(line: bytes) -> Event | None:
@@ -89,8 +90,8 @@ def _parse(line: bytes) -> Event | None:
 
 def write_event(job: Path, message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> None:
     """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
-    kind = "metrics" if data else "message"
-    event = Event(time=time.time(), level=level, type=kind, message=message, data=dict(data or {}))  # type: ignore[arg-type]
+    event_type = "metrics" if data else "message"
+    event = Event(time=time.time(), level=level, type=event_type, message=message, data=dict(data or {}))  # type: ignore[arg-type]
     with (job / EVENTS_FILE).open("ab", buffering=0) as file:
         file.write(event.model_dump_json().encode() + b"\n")
 
@@ -114,23 +115,19 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def marked(job: Path) -> list[Path]:
+def usable_checkpoints(job: Path) -> list[Path]:
     """Returns the checkpoints that are complete or have the weights alone, the newest last."""
-    return [
-        checkpoint
-        for checkpoint in checkpoints(job)
-        if any((checkpoint / mark).is_file() for mark in (COMPLETE, SHORT))
-    ]
+    return [folder for folder in checkpoints(job) if (folder / COMPLETE).is_file() or (folder / SHORT).is_file()]
 
 
-def resumed_from(job: Path) -> Path | None:
+def checkpoint_to_resume(job: Path) -> Path | None:
     """Returns the newest complete checkpoint, or else the newest that has the weights alone, or None."""
     return max(
-        marked(job), key=lambda checkpoint: ((checkpoint / COMPLETE).is_file(), step_of(checkpoint)), default=None
+        usable_checkpoints(job), key=lambda folder: ((folder / COMPLETE).is_file(), step_of(folder)), default=None
     )
 
 
-def step_kept(job: Path) -> int:
+def step_to_resume(job: Path) -> int:
     """Returns the step that a job resumes from; 0: its beginning."""
-    newest = resumed_from(job)
+    newest = checkpoint_to_resume(job)
     return 0 if newest is None else step_of(newest)

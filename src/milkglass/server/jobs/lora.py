@@ -20,7 +20,7 @@ from milkglass.errors import UsageError
 from milkglass.server.spec import Hyperparameters
 
 
-def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Returns the name and the list of the transformer layers: the longest list of modules in the model."""
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
@@ -30,21 +30,23 @@ def blocks(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
     """Freezes the model, injects adapters, and unfreezes what is trained in full."""
-    name, layers = blocks(model)
+    name, layers = layer_list(model)
     chosen = chosen.fitted(len(layers))
     first, last = chosen.full_first, len(layers) - chosen.full_last
-    adapted = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
-    targets = [f"{name}.{i}.{linear}" for i, linear, module in adapted if isinstance(module, nn.Linear | Conv1D)]
-    conv = any(isinstance(module, Conv1D) for module in model.modules())
+    layer_modules = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
+    targets = [f"{name}.{i}.{linear}" for i, linear, module in layer_modules if isinstance(module, nn.Linear | Conv1D)]
+    has_conv = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(
-        r=chosen.lora_rank, lora_alpha=chosen.lora_alpha, target_modules=targets, fan_in_fan_out=conv, bias="none"
+        r=chosen.lora_rank, lora_alpha=chosen.lora_alpha, target_modules=targets, fan_in_fan_out=has_conv, bias="none"
     )
     inject_adapter_in_model(config, model)
-    for module in _in_full(model, layers, first, last, chosen.train_tables):
+    for module in _fully_trained(model, layers, first, last, chosen.train_tables):
         module.requires_grad_(True)
 
 
-def _in_full(model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, tables: bool) -> Iterator[nn.Module]:
+def _fully_trained(
+    model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, tables: bool
+) -> Iterator[nn.Module]:
     yield from (layer for i, layer in enumerate(layers) if i < first or i >= last)
     yield from (model.get_submodule(name) for name in ("score", "classifier") if hasattr(model, name))
     if tables:

@@ -138,7 +138,7 @@ class ModelSizes:
         layers = max(layer_lists.values(), key=len, default={})
         table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)
         return cls(
-            tuple(_layer(layers[number]) for number in sorted(layers)),
+            tuple(_layer_sizes(layers[number]) for number in sorted(layers)),
             prod(table.shape),
             sum(prod(base.tensors[name].shape) for name in heads),
             sum(prod(ref.shape) for ref in base.tensors.values()),
@@ -149,45 +149,45 @@ class ModelSizes:
         )
 
 
-def _layer(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _layer_sizes(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int, int], ...]]:
     matrices = tuple((ref.shape[0], ref.shape[1]) for ref in tensors.values() if len(ref.shape) == 2)
     return sum(prod(ref.shape) for ref in tensors.values()), matrices
 
 
-def needs_of(shape: ModelSizes, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
+def needs_of(model: ModelSizes, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
     """Returns the needs of a fine-tune. `chosen` comes from `Hyperparameters.fitted`; a mean length of 0 is unknown."""
-    writes = chosen.task == "causal-lm"
-    pooler = 0 if shape.generates else shape.width
-    head = shape.heads if writes else shape.width * (chosen.num_labels + pooler)
-    total = shape.total - shape.heads + head
+    is_causal = chosen.task == "causal-lm"
+    pooler = 0 if model.generates else model.width
+    head = model.heads if is_causal else model.width * (chosen.num_labels + pooler)
+    total = model.total - model.heads + head
     adapters, trained = 0, total
     if chosen.chosen_method == "lora":
-        last = len(shape.layers) - chosen.full_last
-        adapted = shape.layers[chosen.full_first : last]
+        last = len(model.layers) - chosen.full_last
+        adapted = model.layers[chosen.full_first : last]
         adapters = sum(chosen.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
-        outer = sum(count for n, (count, _) in enumerate(shape.layers) if n < chosen.full_first or n >= last)
-        trained = adapters + outer + (0 if writes else head)
-        trained += (shape.table + (head if writes else 0)) if chosen.train_tables else 0
+        outer = sum(count for n, (count, _) in enumerate(model.layers) if n < chosen.full_first or n >= last)
+        trained = adapters + outer + (0 if is_causal else head)
+        trained += (model.table + (head if is_causal else 0)) if chosen.train_tables else 0
     checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
     tokens = min(mean_length, chosen.max_length) * chosen.batch_size
     weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
     return Needs(
         checkpoint,
-        shape.stored + OTHER_FILES_BYTES,
+        model.stored + OTHER_FILES_BYTES,
         1 if chosen.early_stopping is None else 2,
-        weights_bytes + int(tokens * _activations(shape, chosen)),
+        weights_bytes + int(tokens * _activation_bytes(model, chosen)),
     )
 
 
-def _activations(shape: ModelSizes, chosen: Hyperparameters) -> float:
+def _activation_bytes(model: ModelSizes, chosen: Hyperparameters) -> float:
     """Returns the bytes of a token that the forward pass keeps for the backward pass.
 
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
-    number = 2 if chosen.dtype == "bfloat16" else NUMBER_BYTES
-    inputs = sum(min(sizes) for _, matrices in shape.layers for sizes in matrices)
-    logits = 2 * NUMBER_BYTES * shape.vocabulary if shape.generates and chosen.task == "causal-lm" else 0
-    return number * inputs + logits
+    number_bytes = 2 if chosen.dtype == "bfloat16" else NUMBER_BYTES
+    inputs = sum(min(sizes) for _, matrices in model.layers for sizes in matrices)
+    logits = 2 * NUMBER_BYTES * model.vocabulary if model.generates and chosen.task == "causal-lm" else 0
+    return number_bytes * inputs + logits
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None
         return
     noun = "checkpoint" if needs.kept == 1 else "checkpoints"
     raise DiskFull(
-        f"this fine-tune takes {shown(needs.disk)} of the server's disk and {shown(free)} are free: {needs.kept} "
-        f"{noun} of {shown(needs.checkpoint)} and room for the next one or for the result of {shown(needs.result)}",
+        f"this fine-tune takes {as_size(needs.disk)} of the server's disk and {as_size(free)} are free: {needs.kept} "
+        f"{noun} of {as_size(needs.checkpoint)} and room for the next one or for the result of {as_size(needs.result)}",
         _hint(estimate, chosen, lambda needs: needs.disk, free),
     )
 
@@ -213,21 +213,21 @@ def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None
     if free is None or needs.memory <= free:
         return
     raise MemoryShort(
-        f"this fine-tune takes {shown(needs.memory)} of memory at least and the server has {shown(free)}",
+        f"this fine-tune takes {as_size(needs.memory)} of memory at least and the server has {as_size(free)}",
         _hint(estimate, chosen, lambda needs: needs.memory, free),
     )
 
 
 def _hint(estimate: Estimate, chosen: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
-    shortfall = f"free {shown(needed(estimate(chosen)) - free)} there"
-    for changes, size in _smaller(lambda changed: needed(estimate(changed)), chosen):
+    shortfall = f"free {as_size(needed(estimate(chosen)) - free)} there"
+    for changes, size in _savings(lambda changed: needed(estimate(changed)), chosen):
         if size <= free:
-            words = ", ".join(f"{name} {_word(value)}" for name, value in changes.items())
-            return f"{shortfall}, or take less: with {words} it takes {shown(size)}"
+            settings = ", ".join(f"{name} {_setting_text(value)}" for name, value in changes.items())
+            return f"{shortfall}, or take less: with {settings} it takes {as_size(size)}"
     return f"{shortfall}: it does not fit with smaller settings either"
 
 
-def _smaller(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
+def _savings(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields more and more settings that need less, and what they need, without those that change nothing."""
     changes: dict[str, Any] = {}
     current = needed(chosen)
@@ -244,13 +244,13 @@ def _smaller(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) 
 
 
 def _is_less(name: str, value: Any, chosen: Hyperparameters) -> bool:
-    now: Any = chosen.chosen_method if name == "method" else getattr(chosen, name)
-    return now != value and (not isinstance(value, int) or isinstance(value, bool) or now > value)
+    current: Any = chosen.chosen_method if name == "method" else getattr(chosen, name)
+    return current != value and (not isinstance(value, int) or isinstance(value, bool) or current > value)
 
 
-def _word(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return "off" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shown(size: int) -> str:
+def as_size(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -13,19 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.jobs.folder import marked, mend_events, step_kept, step_of, write_event
+from milkglass.server.jobs.folder import mend_events, step_of, step_to_resume, usable_checkpoints, write_event
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_fit, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
-from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, known_error, nearly_full, taken
+from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, bytes_on_disk, error_for_caller, is_nearly_full
 from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
@@ -33,8 +32,8 @@ from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
 from milkglass.system import memory
 
 log = logging.getLogger("milkglass.server")
-RETRY = 5.0  # seconds until a job is tried again for which the disk had no room
-WATCH = 0.2  # seconds between looks at a running job
+RETRY_SECONDS = 5.0  # seconds until a job is tried again for which the disk had no room
+WATCH_SECONDS = 0.2  # seconds between looks at a running job
 TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
 
 
@@ -91,93 +90,97 @@ class Jobs:
 
     def _require(self, model: str, files: tuple[str | None, ...], chosen: Hyperparameters) -> None:
         base = self._store.models.get(model)
-        for key in files:
-            if key is None:
+        for file_id in files:
+            if file_id is None:
                 continue
-            file = self._store.files.get(key)
+            file = self._store.files.get(file_id)
             if file.rows is None:
-                raise UsageError(f"the file {key} holds no training data", "upload rows with the purpose `fine-tune`")
+                message = f"the file {file_id} holds no training data"
+                raise UsageError(message, "upload rows with the purpose `fine-tune`")
             if file.filename.endswith(OLD_SUFFIX):
-                raise UsageError(f"the file {key} is Parquet, which an earlier version took", "upload the rows again")
+                message = f"the file {file_id} is Parquet, which an earlier version took"
+                raise UsageError(message, "upload the rows again")
             require_fit(base, file.rows, chosen)
 
-    def _require_room(self, model: str, training: str, chosen: Hyperparameters, own: Path | None = None) -> None:
+    def _require_room(self, model: str, training: str, chosen: Hyperparameters, resumed: str | None = None) -> None:
         """Raises DiskFull or MemoryShort for a job that this machine cannot run. The worker checks again at its start.
 
-        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `own` is the
-        folder of a job that resumes.
+        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `resumed` is
+        the id of a job that resumes.
         """
-        shape, rows = ModelSizes.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
-        mean = rows.tokens / max(1, rows.rows) if rows else 0.0
+        sizes, rows = ModelSizes.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
+        mean_length = rows.tokens / max(1, rows.rows) if rows else 0.0
         gpu = gpu_memory()
 
         def estimate(settings: Hyperparameters) -> Needs:
-            return needs_of(shape, settings.fitted(len(shape.layers)), mean)
+            return needs_of(sizes, settings.fitted(len(sizes.layers)), mean_length)
 
-        waiting = [self.folder(job.id) for job in self._store.jobs.all() if not job.has_ended]
-        freed = [folder / name for folder in [*waiting, *([own] if own else [])] for name in TEMPORARY]
-        require_disk(estimate, chosen, self._home.free + taken(*freed))
+        unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed]
+        temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
+        require_disk(estimate, chosen, self._home.free + bytes_on_disk(*temporary))
         require_memory(estimate, chosen, gpu or memory(available=False))
 
-    def resume(self, key: str) -> JobRecord:
+    def resume(self, job_id: str) -> JobRecord:
         """Queues a job again that a full disk ended.
 
         Raises:
             Conflict: it has nothing to resume from; also NotFound and DiskFull.
         """
-        job = self._store.jobs.get(key)
+        job = self._store.jobs.get(job_id)
         if not job.resumable:
-            why = f"it {job.state}" if job.has_ended else f"it is {job.state}"
-            raise Conflict(f"the job has nothing to go on from: {why}", "start a new job")
+            reason = f"it {job.state}" if job.has_ended else f"it is {job.state}"
+            raise Conflict(f"the job has nothing to go on from: {reason}", "start a new job")
         self._require(job.model, (job.training_file, job.validation_file), job.hyperparameters)
-        self._require_room(job.model, job.training_file, job.hyperparameters, self.folder(key))
+        self._require_room(job.model, job.training_file, job.hyperparameters, job_id)
+        status_path = self.folder(job_id) / "status.json"
 
         def change(record: JobRecord) -> None:
             if not record.resumable:
                 raise Conflict("the job was resumed a moment ago", "there is nothing to do")
-            (self.folder(key) / "status.json").unlink(missing_ok=True)  # no one starts it before the record is written
+            status_path.unlink(missing_ok=True)  # no one starts it before the record is written
             record.state, record.resumable, record.error, record.finished_at = "queued", False, None, None
             record.crashes, record.cancel_at = 0, None
 
-        job = self._store.jobs.update(key, change)
-        write_event(self.folder(key), "job queued again")
+        job = self._store.jobs.update(job_id, change)
+        write_event(self.folder(job_id), "job queued again")
         self._wake.set()
         return job
 
-    def cancel(self, key: str) -> JobRecord:
+    def cancel(self, job_id: str) -> JobRecord:
         """Ends a job for good. Raises NotFound, or Conflict if it has ended."""
 
         def change(job: JobRecord) -> None:
             if job.has_ended:
-                ended = "was cancelled" if job.state == "cancelled" else job.state
-                raise Conflict(f"the job is over: it {ended}", "there is nothing to cancel")
+                how_ended = "was cancelled" if job.state == "cancelled" else job.state
+                raise Conflict(f"the job is over: it {how_ended}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
             if job.state == "queued":
-                write_event(self.folder(key), "job cancelled")  # before it is over: streams end there
+                write_event(self.folder(job_id), "job cancelled")  # before it is over: streams end there
                 _end(job, "cancelled")
 
-        job = self._store.jobs.update(key, change)
-        (self.folder(key) / "cancel").touch()
+        job = self._store.jobs.update(job_id, change)
+        (self.folder(job_id) / "cancel").touch()
         self._wake.set()
         return job
 
-    def remove(self, key: str) -> None:
+    def remove(self, job_id: str) -> None:
         """Deletes a job and its folder. Its model stays. Raises NotFound, or Conflict while the job runs."""
         try:
-            job = self._store.jobs.get(key)
+            job = self._store.jobs.get(job_id)
         except Unreadable:
             job = None  # nothing will ever work on it
-        if (job and not job.has_ended) or Worker(self.folder(key), self._settings.worker).alive():
+        if (job and not job.has_ended) or Worker(self.folder(job_id), self._settings.worker).is_alive():
             raise Conflict("the job is not over", "cancel it first, then wait until it has stopped")
-        self._store.jobs.remove(key)
-        shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
+        self._store.jobs.remove(job_id)
+        shutil.rmtree(self.folder(job_id), ignore_errors=True)  # what stays behind goes at the next start
 
-    def checkpoints(self, key: str) -> list[tuple[int, float]]:
+    def checkpoints(self, job_id: str) -> list[tuple[int, float]]:
         """Returns step and time of each checkpoint that a job can resume from, the newest first."""
-        return [(step_of(checkpoint), checkpoint.stat().st_mtime) for checkpoint in reversed(marked(self.folder(key)))]
+        checkpoints = reversed(usable_checkpoints(self.folder(job_id)))
+        return [(step_of(checkpoint), checkpoint.stat().st_mtime) for checkpoint in checkpoints]
 
-    def folder(self, key: str) -> Path:
-        return self._home.jobs / key
+    def folder(self, job_id: str) -> Path:
+        return self._home.jobs / job_id
 
     def start(self) -> None:
         self._sweep()
@@ -185,19 +188,19 @@ class Jobs:
 
     def _sweep(self) -> None:
         """Removes, at the start, what a killed server left behind."""
-        known = self._store.jobs.ids()
+        job_ids = self._store.jobs.ids()
         for folder in self._home.jobs.iterdir():
-            if folder.name not in known:
+            if folder.name not in job_ids:
                 shutil.rmtree(folder)
         for job in self._store.jobs.all():
             if job.has_ended:
                 self._drop_checkpoints(job.id, job.resumable)
 
-    def _drop_checkpoints(self, key: str, resumable: bool) -> None:
+    def _drop_checkpoints(self, job_id: str, resumable: bool) -> None:
         """Removes checkpoints, which are only for resuming and take up to three times a model's size."""
-        (self.folder(key) / RESERVE).unlink(missing_ok=True)
+        (self.folder(job_id) / RESERVE).unlink(missing_ok=True)
         for name in ("result.partial", *(() if resumable else ("checkpoints",))):
-            shutil.rmtree(self.folder(key) / name, ignore_errors=True)  # tried again at the next start
+            shutil.rmtree(self.folder(job_id) / name, ignore_errors=True)  # tried again at the next start
 
     def stop(self) -> None:
         """Lets the running worker save a checkpoint. Its job continues when the server is started again."""
@@ -212,42 +215,42 @@ class Jobs:
             self._wake.clear()
             job = None
             try:
-                job = self._next()
+                job = self._next_job()
                 if job is None:
                     self._wake.wait()
                 else:
-                    self._drive(job)
+                    self._run_job(job)
             except Exception as error:  # noqa: BLE001  (one job's trouble must not stop the queue)
                 log.error("job %s: %s", job.id if job else "?", place_of(error))
                 if job is None:
-                    self._stopping.wait(RETRY)
+                    self._stopping.wait(RETRY_SECONDS)
                 else:
-                    self._give_up(job.id, error)
+                    self._fail_job(job.id, error)
 
-    def _give_up(self, key: str, error: Exception) -> None:
+    def _fail_job(self, job_id: str, error: Exception) -> None:
         """Fails a job. If even that cannot be written (a full disk), waits and tries the whole job again."""
-        meaning = known_error(error)
-        status = Status(state="failed", error=meaning.message if meaning else "the server made a mistake")
+        known = error_for_caller(error)
+        status = Status(state="failed", error=known.message if known else "the server made a mistake")
         try:
-            self._store.jobs.update(key, lambda job: _close(job, status))
-        except Exception as second:  # noqa: BLE001  (the thread must live)
-            log.error("job %s: %s", key, place_of(second))
-            self._stopping.wait(RETRY)
+            self._store.jobs.update(job_id, lambda job: _close(job, status))
+        except Exception as write_error:  # noqa: BLE001  (the thread must live)
+            log.error("job %s: %s", job_id, place_of(write_error))
+            self._stopping.wait(RETRY_SECONDS)
 
-    def _next(self) -> JobRecord | None:
+    def _next_job(self) -> JobRecord | None:
         unfinished = [job for job in self._store.jobs.all() if not job.has_ended]
         return min(unfinished, key=lambda job: job.state != "running", default=None)  # stable: the oldest of a state
 
-    def _drive(self, job: JobRecord) -> None:
+    def _run_job(self, job: JobRecord) -> None:
         """Starts or finds a job's worker, watches it, and handles what it left."""
         folder = self.folder(job.id)
         worker = Worker(folder, self._settings.worker)
-        if not worker.alive() and not (folder / "status.json").exists():
+        if not worker.is_alive() and not (folder / "status.json").exists():
             if self._store.jobs.get(job.id).cancel_at is not None:
                 self._finish(job.id, Status(state="cancelled"))
                 return
             self._launch(job, worker)
-        elif worker.alive():
+        elif worker.is_alive():
             log.info("job %s is still running; watching it", job.id)
         try:
             self._watch(job.id, worker)
@@ -256,12 +259,12 @@ class Jobs:
             raise
         self._settle(job.id, worker)
 
-    def _watch(self, key: str, worker: Worker) -> None:
-        while not worker.wait(WATCH):
+    def _watch(self, job_id: str, worker: Worker) -> None:
+        while not worker.wait(WATCH_SECONDS):
             if self._stopping.is_set():
                 worker.stop(self._settings.shutdown_grace)
                 break
-            cancelled_at = self._store.jobs.get(key).cancel_at
+            cancelled_at = self._store.jobs.get(job_id).cancel_at
             if cancelled_at is not None and time.time() > cancelled_at + self._settings.cancel_grace:
                 worker.signal(signal.SIGKILL)
 
@@ -287,62 +290,63 @@ class Jobs:
         worker.start()
         log.info("job %s: worker started", job.id)
 
-    def _settle(self, key: str, worker: Worker) -> None:
-        path = self.folder(key) / "status.json"
+    def _settle(self, job_id: str, worker: Worker) -> None:
+        path = self.folder(job_id) / "status.json"
         if path.is_file():
             try:
                 status = Status.model_validate_json(path.read_bytes())
             except ValidationError:
                 error = "the worker ended without a readable status; worker.log may say more"
-                self._finish(key, Status(state="failed", error=error))
+                self._finish(job_id, Status(state="failed", error=error))
                 return
-            self._finish(key, status, reported=True)
+            self._finish(job_id, status, reported=True)
             return
-        job = self._store.jobs.get(key)
+        job = self._store.jobs.get(job_id)
         if job.has_ended or self._stopping.is_set():
             return
         if job.cancel_at is not None:
-            self._finish(key, Status(state="cancelled"))
+            self._finish(job_id, Status(state="cancelled"))
             return
-        newest = step_kept(self.folder(key))
-        crashes = self._store.jobs.update(key, lambda job: _count_crash(job, newest)).crashes
-        why = "" if worker.exit_code is None else f" (exit code {worker.exit_code})"
-        log.warning("job %s: worker died%s, %d of %d times", key, why, crashes, self._settings.max_crashes)
+        step = step_to_resume(self.folder(job_id))
+        crashes = self._store.jobs.update(job_id, lambda job: _count_crash(job, step)).crashes
+        code = "" if worker.exit_code is None else f" (exit code {worker.exit_code})"
+        log.warning("job %s: worker died%s, %d of %d times", job_id, code, crashes, self._settings.max_crashes)
         if crashes >= self._settings.max_crashes:
-            error = f"the worker died {crashes} times without getting on{why}; is memory short? worker.log may say more"
-            if nearly_full(self.folder(key)):  # it could not even write its status
-                self._finish(key, Status(state="failed", **_ended_by_disk(newest)))
+            if is_nearly_full(self.folder(job_id)):  # it could not even write its status
+                self._finish(job_id, _disk_full_status(step))
                 return
-            self._finish(key, Status(state="failed", error=error))
+            error = (
+                f"the worker died {crashes} times without getting on{code}; is memory short? worker.log may say more"
+            )
+            self._finish(job_id, Status(state="failed", error=error))
 
-    def _finish(self, key: str, status: Status, reported: bool = False) -> None:
+    def _finish(self, job_id: str, status: Status, reported: bool = False) -> None:
         """Ends a job. `reported`: the worker reported its end, so that only an error is reported again."""
-        job = self._store.jobs.get(key)
+        job = self._store.jobs.get(job_id)
         if job.has_ended:
             return
-        folder = self.folder(key)
+        folder = self.folder(job_id)
         if status.state == "succeeded":
             name = "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])
-            self._store.jobs.update(key, lambda j: setattr(j, "fine_tuned_model", name))
+            self._store.jobs.update(job_id, lambda j: setattr(j, "fine_tuned_model", name))
             try:
-                self._registry.adopt(name, folder / "result", key, job.model)
+                self._registry.adopt(name, folder / "result", job_id, job.model)
             except (MilkglassError, OSError) as error:
-                meaning = known_error(error)
-                why = meaning.message if meaning else f"the result could not be kept ({type(error).__name__})"
-                newest = step_kept(self.folder(key))
-                status = Status(state="failed", error=why)
-                if isinstance(meaning, DiskFull):
-                    status = Status(state="failed", **_ended_by_disk(newest))
+                known = error_for_caller(error)
+                reason = known.message if known else f"the result could not be kept ({type(error).__name__})"
+                status = Status(state="failed", error=reason)
+                if isinstance(known, DiskFull):
+                    status = _disk_full_status(step_to_resume(folder))
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)
-            self._drop_checkpoints(key, status.resumable)  # before anything is written: the disk may be full
+            self._drop_checkpoints(job_id, status.resumable)  # before anything is written: the disk may be full
         mend_events(folder)
         if status.error or not reported:
             level = "error" if status.state == "failed" else "info"
             write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
-        self._store.jobs.update(key, lambda j: _close(j, status))
-        self._drop_checkpoints(key, status.resumable)
-        log.info("job %s %s", key, status.state)
+        self._store.jobs.update(job_id, lambda j: _close(j, status))
+        self._drop_checkpoints(job_id, status.resumable)
+        log.info("job %s %s", job_id, status.state)
 
 
 def _close(job: JobRecord, status: Status) -> None:
@@ -358,12 +362,12 @@ def _end(job: JobRecord, state: str) -> None:
         job.fine_tuned_model = None
 
 
-def _ended_by_disk(newest: int) -> dict[str, Any]:
-    """Returns fields of a status. `newest` is the step to resume from; 0: there is no checkpoint."""
-    if not newest:
-        return {"error": NO_ROOM}
-    kept = f"the server's disk is full; what was trained up to step {newest} is kept there"
-    return {"error": f"{kept}: free some space, then resume the job", "resumable": True}
+def _disk_full_status(step: int) -> Status:
+    """Returns the status of a job that a full disk ended. `step` is that of the checkpoint to resume from; 0: none."""
+    if not step:
+        return Status(state="failed", error=NO_ROOM)
+    message = f"the server's disk is full; what was trained up to step {step} is kept there"
+    return Status(state="failed", error=f"{message}: free some space, then resume the job", resumable=True)
 
 
 def gpu_memory() -> int | None:
@@ -371,8 +375,8 @@ def gpu_memory() -> int | None:
     return device.memory(free=False)
 
 
-def _count_crash(job: JobRecord, newest: int) -> None:
+def _count_crash(job: JobRecord, step: int) -> None:
     """Counts a crash. After a newer checkpoint than at the last crash, the count starts again."""
-    if newest > job.checkpoint:
-        job.checkpoint, job.crashes = newest, 0
+    if step > job.checkpoint:
+        job.checkpoint, job.crashes = step, 0
     job.crashes += 1

@@ -32,9 +32,9 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
-from milkglass.server.jobs.folder import checkpoints, marked, resumed_from, write_event
-from milkglass.server.jobs.needs import shown
-from milkglass.server.settings import FULL_DISK, disk_full
+from milkglass.server.jobs.folder import checkpoint_to_resume, checkpoints, usable_checkpoints, write_event
+from milkglass.server.jobs.needs import as_size
+from milkglass.server.settings import FULL_DISK, disk_full_error
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT
 
 TRAINED_FILE = "trained.safetensors"
@@ -59,8 +59,8 @@ class Reserve:
             self.release()
             if error.errno not in FULL_DISK:
                 raise
-            full = disk_full()
-            full.message += f": no {shown(self._size)} are left for the next checkpoint"
+            full = disk_full_error()
+            full.message += f": no {as_size(self._size)} are left for the next checkpoint"
             raise full from None
 
     def release(self) -> None:
@@ -71,30 +71,30 @@ def drop_reserve(job: Path) -> None:
     (job / RESERVE).unlink(missing_ok=True)
 
 
-def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the tensors that training changes, by name; tied weights once."""
-    learnt = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    tensors = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     names = model.state_dict().keys()
-    learnt |= {name: tensor for name, tensor in model.named_buffers() if name in names}
-    return {name: tensor.detach().contiguous() for name, tensor in learnt.items()}
+    tensors |= {name: tensor for name, tensor in model.named_buffers() if name in names}
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def restore(model: nn.Module, path: Path) -> None:
-    """Loads what `trained` returned. Raises KeyError for a model that is trained in other parts."""
+    """Loads what `trained_tensors` returned. Raises KeyError for a model that is trained in other parts."""
     tensors, targets = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name in trained(model):
+    for name in trained_tensors(model):
         targets[name].copy_(tensors[name])
 
 
 @contextmanager
-def saving(what: str) -> Iterator[None]:
+def saving(noun: str) -> Iterator[None]:
     """Raises SaveFailed for any error while something is written: torch and the system have many kinds."""
     try:
         yield
     except Exception as error:
         hint = "the worker's log on the server says why"
-        raise SaveFailed(f"{what} could not be saved ({type(error).__name__})", hint) from error
+        raise SaveFailed(f"{noun} could not be saved ({type(error).__name__})", hint) from error
 
 
 class CheckpointTrainer(Trainer):
@@ -109,7 +109,7 @@ class CheckpointTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir or str(self.args.output_dir))
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(trained(self.model), folder / TRAINED_FILE, metadata={"format": "pt"})
+            save_file(trained_tensors(self.model), folder / TRAINED_FILE, metadata={"format": "pt"})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._reserve.release()
@@ -157,20 +157,22 @@ class CheckpointTrainer(Trainer):
 def newest_checkpoint(job: Path) -> Path | None:
     """Returns the checkpoint that a job resumes from, and removes what a kill left half-written."""
     drop_unfinished(job)
-    return resumed_from(job)
+    return checkpoint_to_resume(job)
 
 
 def drop_unfinished(job: Path) -> None:
     """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
-    newest = resumed_from(job)
+    newest = checkpoint_to_resume(job)
     lacks_optimiser = newest is not None and not (newest / COMPLETE).is_file()
-    usable = [checkpoint for checkpoint in marked(job) if lacks_optimiser or (checkpoint / COMPLETE).is_file()]
+    usable = [
+        checkpoint for checkpoint in usable_checkpoints(job) if lacks_optimiser or (checkpoint / COMPLETE).is_file()
+    ]
     for folder in [job / "result.partial", *checkpoints(job)]:
         if folder not in usable:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 
-def complete(job: Path, step: int, best: str | None) -> None:
+def complete_checkpoint(job: Path, step: int, best: str | None) -> None:
     """Marks the checkpoint of this step as complete, and removes older ones but the best."""
     newest = job / "checkpoints" / f"checkpoint-{step}"
     (newest / COMPLETE).touch()
@@ -179,41 +181,41 @@ def complete(job: Path, step: int, best: str | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def classified(prediction: EvalPrediction) -> dict[str, Any]:
+def classification_metrics(prediction: EvalPrediction) -> dict[str, Any]:
     """Returns accuracy, and confusion: a row for each class with how often its texts were taken for each class."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids, np.int64)
     guess, classes = logits.argmax(-1), logits.shape[-1]
-    result: dict[str, Any] = {"accuracy": float((guess == labels).mean())}
+    metrics: dict[str, Any] = {"accuracy": float((guess == labels).mean())}
     if classes <= MAX_COUNTED_CLASSES:
         counts = np.bincount(labels * classes + guess, minlength=classes * classes)
-        result["confusion"] = counts.reshape(classes, classes).tolist()
-    return result
+        metrics["confusion"] = counts.reshape(classes, classes).tolist()
+    return metrics
 
 
-def pearson(prediction: EvalPrediction) -> dict[str, float]:
+def pearson_metric(prediction: EvalPrediction) -> dict[str, float]:
     """Returns Pearson's correlation of predictions and labels; nan, which is not reported, if one is constant."""
     answers = np.asarray(prediction.predictions, np.float64).reshape(-1)
     labels = np.asarray(prediction.label_ids, np.float64).reshape(-1)
     answers, labels = answers - answers.mean(), labels - labels.mean()
-    below = float(np.sqrt((answers @ answers) * (labels @ labels)))
-    return {"pearson": float(answers @ labels) / below if below > 0 else math.nan}
+    denominator = float(np.sqrt((answers @ answers) * (labels @ labels)))
+    return {"pearson": float(answers @ labels) / denominator if denominator > 0 else math.nan}
 
 
 MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
-    "classification": classified,
-    "regression": pearson,
+    "classification": classification_metrics,
+    "regression": pearson_metric,
 }
 
 
-def numbers_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+def reported_figures(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns the finite figures of the trainer's metrics that a status keeps."""
-    known = {METRIC_NAMES[name]: value for name, value in (metrics or {}).items() if name in METRIC_NAMES}
-    return {name: float(value) for name, value in known.items() if math.isfinite(value)}
+    figures = {METRIC_NAMES[name]: value for name, value in (metrics or {}).items() if name in METRIC_NAMES}
+    return {name: float(value) for name, value in figures.items() if math.isfinite(value)}
 
 
 def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     counts = (metrics or {}).get("eval_confusion")
-    return {**numbers_of(metrics), **({} if counts is None else {"confusion": counts})}
+    return {**reported_figures(metrics), **({} if counts is None else {"confusion": counts})}
 
 
 class Reporter(TrainerCallback):
@@ -221,7 +223,7 @@ class Reporter(TrainerCallback):
 
     Attributes:
         reserve: the room for the next save, once it was reserved.
-        interrupted: whether SIGTERM had come when `look` was last called; `cancelled` is alike.
+        interrupted: whether SIGTERM had come when `poll` was last called; `cancelled` is alike.
     """
 
     def __init__(self, job: Path) -> None:
@@ -229,7 +231,7 @@ class Reporter(TrainerCallback):
         self.reserve: Reserve | None = None
         self.interrupted = self.cancelled = False
         self._signalled = False
-        self._left = TimeLeft(0)
+        self._time_left = TimeLeft(0)
 
     def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
         write_event(self.job, message, "error" if failed else "info", data)
@@ -237,20 +239,20 @@ class Reporter(TrainerCallback):
     def interrupt(self, *_: object) -> None:
         self._signalled = True
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Updates `interrupted` and `cancelled`, which do not change until the next call."""
         self.interrupted, self.cancelled = self._signalled, (self.job / "cancel").exists()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._left = TimeLeft(state.max_steps)
-        self._left.after(state.global_step)
+        self._time_left = TimeLeft(state.max_steps)
+        self._time_left.after(state.global_step)
         progress = {"step": state.global_step, "total_steps": state.max_steps}
         self.emit(f"training from step {state.global_step} of {state.max_steps}", progress)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
-        self.look()
+        self.poll()
         if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
             control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
         if self.interrupted or self.cancelled:
@@ -265,7 +267,7 @@ class Reporter(TrainerCallback):
     ) -> None:
         if not logs or "loss" not in logs:
             return
-        seconds_left = self._left.after(state.global_step)
+        seconds_left = self._time_left.after(state.global_step)
         self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {
@@ -281,11 +283,11 @@ class Reporter(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
-        info = ", ".join(f"{name} {value:.4f}" for name, value in numbers_of(metrics).items())
-        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation_event_data(metrics)})
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in reported_figures(metrics).items())
+        self.emit(f"evaluation: {figures}", {"step": state.global_step, **evaluation_event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        complete(self.job, state.global_step, state.best_model_checkpoint)
+        complete_checkpoint(self.job, state.global_step, state.best_model_checkpoint)
         self.emit(f"checkpoint at step {state.global_step}")
         if self.reserve is not None and not self.interrupted:
             self.reserve.take()

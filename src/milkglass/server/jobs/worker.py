@@ -21,12 +21,12 @@ MAX_LOG = 1 << 20  # bytes of worker.log that are kept from one start to the nex
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 
 
-def _environment() -> dict[str, str]:
+def _worker_environment() -> dict[str, str]:
     """Returns a worker's environment: offline, without Milkglass's variables (a passphrase, a token) but the device."""
-    known = (name for name in os.environ if name == device.DEVICE or not name.startswith("MILKGLASS_"))
-    kept = device.of_child({name: os.environ[name] for name in known})
+    allowed_names = (name for name in os.environ if name == device.DEVICE or not name.startswith("MILKGLASS_"))
+    environment = device.child_variables({name: os.environ[name] for name in allowed_names})
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
-    return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _keep_end(path: Path, size: int) -> None:
@@ -59,7 +59,7 @@ class Worker:
             self._child = subprocess.Popen(
                 ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
                 cwd=self._folder,
-                env=_environment(),
+                env=_worker_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -68,7 +68,7 @@ class Worker:
             )
         return True
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         if self._child is not None:
             return self._child.poll() is None  # reaps it, too
         try:
@@ -87,21 +87,21 @@ class Worker:
     def wait(self, seconds: float) -> bool:
         """Waits until the process has ended. Returns whether it has."""
         end = time.monotonic() + seconds
-        while self.alive():
-            left = end - time.monotonic()
-            if left <= 0:
+        while self.is_alive():
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0:
                 return False
-            time.sleep(min(POLL_SECONDS, left))
+            time.sleep(min(POLL_SECONDS, seconds_left))
         return True
 
-    def signal(self, which: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         """Sends SIGTERM to the worker alone, which saves a checkpoint, or SIGKILL to its whole group."""
         pid = self._pid()
-        if pid is None or not self.alive():
+        if pid is None or not self.is_alive():
             return
-        send = os.killpg if which == signal.SIGKILL else os.kill
+        send = os.killpg if number == signal.SIGKILL else os.kill
         with suppress(ProcessLookupError):  # it ended in the meantime, as it should
-            send(pid, which)
+            send(pid, number)
 
     def stop(self, grace: float) -> None:
         """Asks the process to save a checkpoint, and kills it after `grace` seconds."""

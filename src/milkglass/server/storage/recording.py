@@ -35,34 +35,34 @@ class Recording:
         self._open: dict[str, Recorder] = {}
         self._lock = threading.Lock()
 
-    def model(self, model: ModelRecord, folder: Path) -> None:
+    def record_model(self, model: ModelRecord, folder: Path) -> None:
         """Records a model that was published: uploaded, or the result of a job."""
-        self._note(model, lambda recorder: recorder.add_weights(folder, tuned=model.job is not None))
+        self._record(model, lambda recorder: recorder.add_weights(folder, tuned=model.job is not None))
 
-    def trained(self, model: ModelRecord, train: Path) -> None:
-        def keep(recorder: Recorder) -> None:
+    def record_training(self, model: ModelRecord, train: Path) -> None:
+        def record(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
-            lengths, flat = rows.mapped("lengths"), rows.mapped("input_ids")
-            recorder.add_tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
+            lengths, flat_ids = rows.mapped("lengths"), rows.mapped("input_ids")
+            recorder.add_tokens(Sequences(flat_ids.astype(np.int64), lengths.astype(np.int64)), "train")
 
-        self._note(model, keep)
+        self._record(model, record)
 
-    def sent(self, model: ModelRecord, rows: Rows) -> None:
-        self._note(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
+    def record_sent(self, model: ModelRecord, rows: Rows) -> None:
+        self._record(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
 
-    def answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
-        def keep(recorder: Recorder) -> None:
+    def record_answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
+        def record(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
             recorder.add_tokens(sent, "infer")
             recorder.add_outputs(Sequences.of(answers), sent)
 
-        self._note(model, keep)
+        self._record(model, record)
 
-    def _note(self, model: ModelRecord, keep: Callable[[Recorder], Any]) -> None:
+    def _record(self, model: ModelRecord, record: Callable[[Recorder], Any]) -> None:
         if self._folder is None:
             return
         try:
-            keep(self._recorder(model))
+            record(self._recorder(model))
         except Exception as error:  # noqa: BLE001 - safetensors' own are bare; a good answer must go out all the same
             log.error("could not record (%s)", type(error).__name__)
 
@@ -74,10 +74,10 @@ class Recording:
         root, visited = model, {model.id}
         while root.parent and root.parent not in visited:
             visited.add(root.parent)
-            older = self._store.models.find(root.parent)
-            if older is None:
+            parent = self._store.models.find(root.parent)
+            if parent is None:
                 break
-            root = older
+            root = parent
         with self._lock:
             if root.id not in self._open:
                 files.private_dir(self._folder)

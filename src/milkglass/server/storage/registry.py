@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class BaseModels:
             try:
                 base = Checkpoint.open(folder)
                 is_complete = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
-                if is_complete and self._store.digest(stamp(base), base.digest) == digest:
+                if is_complete and self._store.digest(files_stamp(base), base.digest) == digest:
                     return base
             except ModelError:
                 continue  # a folder of something else, or a model that is being copied here: not this one
@@ -58,7 +58,7 @@ class BaseModels:
                 yield from sorted(sub for sub in folder.iterdir() if (sub / "config.json").is_file())
 
 
-def stamp(base: Checkpoint) -> str:
+def files_stamp(base: Checkpoint) -> str:
     """Returns path, size and time of change of each weights file, which change whenever a file does."""
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
@@ -111,7 +111,7 @@ class Registry:
             if existing:
                 raise Conflict("there is a model of this name already", "delete it first, or take a new name")
             check_configs(registration.config, registration.generation_config)
-            digests = self._sources(registration)
+            digests = self._file_digests(registration)
             work = self._home.work / new_id("model")
             try:
                 folder = (
@@ -124,21 +124,21 @@ class Registry:
                     folder,
                     {} if registration.delta else digests,
                     job=None,
-                    delta=_delta(registration, digests),
+                    delta=_delta_record(registration, digests),
                 )
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
     def _is_same(self, model: ModelRecord, registration: Registration) -> bool:
         """Returns whether a model has the requested weights and configs, which include the key's identifier."""
-        digests, folder = self._sources(registration), self.folder(model.id)
+        digests, folder = self._file_digests(registration), self.folder(model.id)
         return (
-            (model.delta == _delta(registration, digests) if registration.delta else model.sha256 == digests)
+            (model.delta == _delta_record(registration, digests) if registration.delta else model.sha256 == digests)
             and read_json(folder / "config.json") == registration.config
             and read_generation(folder) == registration.generation_config
         )
 
-    def _sources(self, registration: Registration) -> dict[str, str]:
+    def _file_digests(self, registration: Registration) -> dict[str, str]:
         """Returns the SHA-256 of each weights file of the model. Raises NotFound or BadUpload."""
         digests = {}
         for name, file_id in registration.files.items():
@@ -221,12 +221,8 @@ class Registry:
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
-        sums = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
-        model = ModelRecord(
-            id=model_id, kind=facts.kind, vocab_size=facts.vocab_size, positions=facts.positions, layers=facts.layers,
-            token_types=facts.token_types, pad_token_id=facts.pad_token_id, key_id=facts.key_id, sha256=sums, job=job,
-            parent=parent, delta=delta,
-        )  # fmt: skip
+        digests = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
+        model = ModelRecord(id=model_id, **asdict(facts), sha256=digests, job=job, parent=parent, delta=delta)
         target = self.folder(model_id)
         if folder != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
@@ -237,8 +233,8 @@ class Registry:
             if job is None:  # a job's result stays: it is adopted again
                 shutil.rmtree(target, ignore_errors=True)
             raise
-        for call in self.on_publish:
-            call(added, target)
+        for on_publish in self.on_publish:
+            on_publish(added, target)
         return added
 
     def remove(self, model_id: str) -> None:
@@ -246,8 +242,8 @@ class Registry:
         with self._locks.hold(model_id):
             self._store.models.require(model_id)
             self._require_no_job(model_id)
-            for call in self.on_remove:  # may take long: it waits for a model's thread
-                call(model_id)
+            for on_remove in self.on_remove:  # may take long: it waits for a model's thread
+                on_remove(model_id)
             with self._store.references_lock:
                 self._require_no_job(model_id)
                 self._store.models.remove(model_id)
@@ -285,7 +281,7 @@ class Registry:
                 shutil.rmtree(folder)
 
 
-def _delta(registration: Registration, digests: Mapping[str, str]) -> tuple[str, str] | None:
+def _delta_record(registration: Registration, digests: Mapping[str, str]) -> tuple[str, str] | None:
     return (digests[DELTA_WEIGHTS], registration.delta.base) if registration.delta else None
 
 

@@ -152,29 +152,29 @@ class RecordTable(Generic[R]):
 
     def get(self, record_id: str) -> R:
         """Returns the record of an id. Raises NotFound and Unreadable."""
-        result = self.find(record_id)
-        if result is None:
-            raise self._absent()
-        return result
+        record = self.find(record_id)
+        if record is None:
+            raise self._not_found()
+        return record
 
     def require(self, record_id: str) -> None:
         """Raises NotFound if there is no record of an id. One that cannot be read exists."""
         if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", record_id):
-            raise self._absent()
+            raise self._not_found()
 
-    def _absent(self) -> NotFound:
+    def _not_found(self) -> NotFound:
         command = {"model": "models", "job": "jobs"}.get(self._noun, "uploads")
         return NotFound(f"there is no such {self._noun}", f"`milkglass {command} --server URL` lists what there is")
 
     def all(self) -> list[R]:
         """Returns all records, without those that cannot be read, which are logged."""
-        result = []
+        records = []
         for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
             try:
-                result.append(self._read(body))
+                records.append(self._read(body))
             except Unreadable as error:
                 log.error("%s (number %d)", error.message, number)
-        return result
+        return records
 
     def ids(self) -> set[str]:
         """Returns all ids, also of records that cannot be read."""

@@ -62,7 +62,7 @@ class TrainingRows:
         ref = self.tensors[name]
         return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
 
-    def parts(self, name: str) -> Iterator[NDArray[Any]]:
+    def read_parts(self, name: str) -> Iterator[NDArray[Any]]:
         """Yields a whole tensor in parts of CHECKED_AT_ONCE numbers, each read into memory."""
         ref = self.tensors[name]
         with ref.file.open("rb") as file:
@@ -79,40 +79,40 @@ def check(path: Path) -> TrainingFileInfo:
     """Reads a whole training file, and returns its facts. Raises BadUpload. No message names an id or a label."""
     rows = TrainingRows.open(path)
     ids = rows.tensors["input_ids"].shape[0]
-    shortest, longest, total = math.inf, 0, 0
-    for part in rows.parts("lengths"):
+    shortest, longest, id_count = math.inf, 0, 0
+    for part in rows.read_parts("lengths"):
         shortest, longest = min(shortest, int(part.min())), max(longest, int(part.max()))
-        total += int(part.sum(dtype=np.int64))
+        id_count += int(part.sum(dtype=np.int64))
     if shortest < 1 or longest > MAX_ROW_IDS:
         _refuse(f"a row has {shortest if shortest < 1 else longest} ids; 1 to {MAX_ROW_IDS} are taken")
-    if total != ids:
-        _refuse(f"the lengths add up to {total}; input_ids holds {ids} numbers")
-    low, max_id = _extremes(rows, "input_ids")
-    if low < 0:
+    if id_count != ids:
+        _refuse(f"the lengths add up to {id_count}; input_ids holds {ids} numbers")
+    least, max_id = _extremes(rows, "input_ids")
+    if least < 0:
         _refuse(f"input_ids holds a number outside 0 to {2**31 - 1}")
     max_type = None
     if "token_type_ids" in rows.tensors:
-        low, max_type = _extremes(rows, "token_type_ids")
-        if low < 0:
+        least, max_type = _extremes(rows, "token_type_ids")
+        if least < 0:
             _refuse("token_type_ids holds a negative number; token types count from 0")
-    labels, unlabelled = list[int](), False
-    for part in rows.parts(rows.label):
+    extreme_labels, unlabelled = list[int](), False
+    for part in rows.read_parts(rows.label):
         if rows.label == "scores":
             if not np.isfinite(part).all():
                 _refuse("scores holds a number that is not finite")
             continue
-        used = part[part != IGNORED]
-        unlabelled |= len(used) < len(part)
-        if len(used):
-            labels += [int(used.min()), int(used.max())]
+        used_labels = part[part != IGNORED]
+        unlabelled |= len(used_labels) < len(part)
+        if len(used_labels):
+            extreme_labels += [int(used_labels.min()), int(used_labels.max())]
     return TrainingFileInfo(
         rows=rows.tensors["lengths"].shape[0],
         tokens=ids,
         longest=longest,
         max_id=max_id,
         nested_labels=rows.label == "token_labels",
-        min_label=min(labels, default=None),
-        max_label=max(labels, default=None),
+        min_label=min(extreme_labels, default=None),
+        max_label=max(extreme_labels, default=None),
         max_token_type=max_type,
         unlabelled=unlabelled,
         real_labels=rows.label == "scores",
@@ -124,7 +124,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     with path.open("rb") as file:
         head = file.read(8)
     if head[:4] == b"PAR1":
-        raise old_rows()
+        raise parquet_refused()
     size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if size > MAX_HEADER:
         _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER} are read")
@@ -137,7 +137,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     return tensors
 
 
-def old_rows() -> BadUpload:
+def parquet_refused() -> BadUpload:
     return BadUpload(
         "these training rows are Parquet, which servers took before rows/1", "update Milkglass on the client's side"
     )
@@ -145,7 +145,7 @@ def old_rows() -> BadUpload:
 
 def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
     """Returns the least and the largest number of a tensor that is not empty."""
-    extremes = [(int(part.min()), int(part.max())) for part in rows.parts(name)]
+    extremes = [(int(part.min()), int(part.max())) for part in rows.read_parts(name)]
     return min(low for low, _ in extremes), max(high for _, high in extremes)
 
 

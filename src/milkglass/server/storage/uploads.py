@@ -42,7 +42,7 @@ class IncomingChunk:
         self._digest = hashlib.sha256()
         self.size = 0
 
-    async def take(self, source: AsyncIterator[bytes], limit: int) -> None:
+    async def receive(self, source: AsyncIterator[bytes], limit: int) -> None:
         """Writes all of `source`. Raises BadUpload before any byte beyond `limit` is written."""
         buffer = bytearray()
         async for piece in source:
@@ -107,20 +107,20 @@ class Locks:
 class Uploads:
     """The uploads and files of one home.
 
-    Uploads without a chunk for `max_idle` seconds are deleted; `most` may be unfinished at a time.
+    Uploads without a chunk for `max_idle` seconds are deleted; `max_unfinished` may be unfinished at a time.
     """
 
-    def __init__(self, home: DataDir, store: Store, max_upload: int, max_idle: float, most: int = 256) -> None:
-        self._home, self._store, self._max, self._max_idle = home, store, max_upload, max_idle
-        self._most = most
+    def __init__(self, home: DataDir, store: Store, max_bytes: int, max_idle: float, max_unfinished: int) -> None:
+        self._home, self._store = home, store
+        self._max_bytes, self._max_idle, self._max_unfinished = max_bytes, max_idle, max_unfinished
         self._locks = Locks()
         self._starting = threading.Lock()
         self._checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> UploadRecord:
         require_suffix(filename, purpose)
-        if size > self._max:
-            raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
+        if size > self._max_bytes:
+            raise TooLarge(f"{size} bytes are more than the {self._max_bytes} that a file may have", "split the model")
         self._drop_abandoned()
         upload = UploadRecord(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
         with self._starting:  # of two at once, the second must see what the first announced
@@ -132,9 +132,9 @@ class Uploads:
     def _require_room(self, size: int) -> None:
         """Raises Conflict or DiskFull for `size` bytes that do not fit beside all announced ones."""
         unfinished = self._store.uploads.all()
-        if len(unfinished) >= self._most:
+        if len(unfinished) >= self._max_unfinished:
             raise Conflict(
-                f"{len(unfinished)} uploads are unfinished; {self._most} are the most",
+                f"{len(unfinished)} uploads are unfinished; {self._max_unfinished} are the most",
                 "complete or delete some: GET /v1/uploads lists them",
             )
         self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
@@ -197,10 +197,10 @@ class Uploads:
 
     def _drop_abandoned(self) -> None:
         """Deletes uploads that have not grown for a long time."""
-        for key in self._store.uploads.ids():
+        for upload_id in self._store.uploads.ids():
             try:
-                if time.time() - self._part(key).stat().st_mtime > self._max_idle:
-                    self.cancel(key)
+                if time.time() - self._part(upload_id).stat().st_mtime > self._max_idle:
+                    self.cancel(upload_id)
             except (FileNotFoundError, NotFound, Conflict):
                 continue  # completed, deleted, or written to, at this very moment
 
@@ -209,7 +209,7 @@ class Uploads:
             self._store.uploads.remove(upload_id)
         self._part(upload_id).unlink(missing_ok=True)
 
-    def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> FileRecord:
+    def add_form_file(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> FileRecord:
         require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
@@ -259,9 +259,9 @@ class Uploads:
             if not self.path(upload_id).is_file():
                 self._store.files.remove(upload_id)
         self._drop_abandoned()
-        record_ids = self._store.uploads.ids() | self._store.files.ids()
+        known_ids = self._store.uploads.ids() | self._store.files.ids()
         for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
-            if path.name not in record_ids:
+            if path.name not in known_ids:
                 path.unlink()
 
     def _part(self, upload_id: str) -> Path:
@@ -271,7 +271,7 @@ class Uploads:
 def require_suffix(filename: str, purpose: Purpose) -> None:
     """Raises BadUpload for the name of something else than safetensors."""
     if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
-        raise training_rows.old_rows()
+        raise training_rows.parquet_refused()
     if not filename.endswith(".safetensors"):
         raise BadUpload(
             f"a file for the purpose {purpose} must end in .safetensors",
@@ -306,9 +306,9 @@ def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
         file.seek(offset)
         try:
             for piece in pieces:
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[file.write(rest) :]
+                unwritten = memoryview(piece)
+                while unwritten:
+                    unwritten = unwritten[file.write(unwritten) :]
             os.fsync(file.fileno())
         except OSError:
             _cut_file(file, offset)

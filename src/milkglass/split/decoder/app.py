@@ -73,7 +73,7 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
 
     @app.websocket(STREAM)
     async def stream(socket: WebSocket) -> None:
-        if not _knows(socket, token):
+        if not _is_authorized(socket, token):
             await socket.close(POLICY)  # before it is accepted: the client gets 403
             return
         await socket.accept()
@@ -82,11 +82,11 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
     def rule(scope: Scope) -> BodyRule:
         return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
 
-    app.add_middleware(Guard, token=token, rule=rule, most_held=16 * MAX_BODY, limits=Limits())
+    app.add_middleware(Guard, token=token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
     return app
 
 
-def _knows(socket: WebSocket, token: str) -> bool:
+def _is_authorized(socket: WebSocket, token: str) -> bool:
     authorization = socket.headers.get("authorization", "")
     return hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
 
@@ -102,13 +102,13 @@ class StreamConnection:
         session: SplitSession | None = None
         try:
             session = self._table.open(await self._receive_open())
-            while not session.over:
+            while not session.is_over:
                 message = (await self._receive()).get("bytes")
                 if message is None:
                     raise BadUpload("a message of text came where vectors are due", "send binary messages")
                 token = await session.answer(message)
-                await self._sent(self._socket.send_bytes(frames.encode_token(token)))
-            await self._sent(self._socket.close())
+                await self._await_sent(self._socket.send_bytes(frames.encode_token(token)))
+            await self._await_sent(self._socket.close())
         except WebSocketDisconnect:
             pass
         except MilkglassError as error:
@@ -131,7 +131,7 @@ class StreamConnection:
             rules = errors.validation_message(error)
             raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
 
-    async def _sent(self, message: Awaitable[None]) -> None:
+    async def _await_sent(self, message: Awaitable[None]) -> None:
         """Sends a message. Raises WebSocketDisconnect, or TooSlow if the client does not read.
 
         A message waits while earlier ones are not read. These include pongs, which a client can request without limit.
@@ -153,8 +153,8 @@ class StreamConnection:
 
     async def _refuse(self, error: MilkglassError) -> None:
         try:
-            await self._sent(self._socket.send_text(json.dumps(errors.error_body(error))))
-            await self._sent(self._socket.close(INTERNAL if error.status >= 500 else POLICY))
+            await self._await_sent(self._socket.send_text(json.dumps(errors.error_body(error))))
+            await self._await_sent(self._socket.close(INTERNAL if error.status >= 500 else POLICY))
         except (WebSocketDisconnect, RuntimeError, TooSlow):  # gone already, or not reading
             return
 

@@ -34,7 +34,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids, Sequences
-from milkglass.split.audit_scene import SplitScene, divided, texts_of
+from milkglass.split.audit_scene import SplitScene, private_and_other_texts, texts_of
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.server import digest_of
 from milkglass.threat.knowledge import Knowledge
@@ -82,7 +82,7 @@ class TableOwner:
         return Activations(self.table[torch.from_numpy(sent.ids.astype(np.int64))].float(), corpus.lengths, 0)
 
 
-def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
+def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
     """Builds the scene. The texts' rows count against the provider's limit.
 
     Raises KeyForOtherModel for another model than the enclave's, UsageError if there is too little text, EnclaveError.
@@ -90,39 +90,40 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     table = base.read(family_of(base.config).locate(base).table)
     if digest_of(table) != enclave.about["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, same_kind = divided(texts_of(files.text, files.rows), files)
+    private, same_kind = private_and_other_texts(texts_of(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    crossed = _send_all(enclave, settings, codec, table, private)
+    enclave_texts = _send_through(enclave, settings, codec, table, private)
     texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
     package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
-    for who, own in texts.items():
-        others = [own[i] for i in decontaminate(own, private)]
-        if others:
-            corpora[who] = Sequences.of(codec.encode(others, truncate=True).ids)
-    half = "the table and the enclave's sanitizer"
-    others = [
-        Adversary.with_text(who, Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse), half)
-        for who, corpus in corpora.items()
+    for name, attacker_texts in texts.items():
+        remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private)]
+        if remaining:
+            corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
+    runs = "the table and the enclave's sanitizer"
+    adversaries = [
+        Adversary.with_text(name, Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse), runs)
+        for name, corpus in corpora.items()
     ]
-    truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
-    seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
-    held = {"attested": enclave.attested, "proof": enclave.proof}
-    sanitized = settings.epsilon is not None
-    scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
-    scheme |= asdict(settings) if sanitized else {}
+    sent = enclave_texts.sent
+    observations = (Activations(enclave_texts.vectors.float(), sent.lengths, 0), Tokens(sent))
+    evidence = {"attested": enclave.attested, "proof": enclave.proof}
+    is_sanitized = settings.epsilon is not None
+    scheme = {"name": "split decoder, rnm by tokens" if is_sanitized else "split decoder, not sanitized", **evidence}
+    scheme |= asdict(settings) if is_sanitized else {}
     words = words_of_enclave(enclave.proof, enclave.attested)
-    scene = public_scene(base, codec, seen, truth, None, others, scheme=scheme, words=words)
+    truth = truth_of(codec, sent, enclave_texts.original, corpora.values())
+    scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts)
-    return SplitScene(scene, crossed.left_out)
+    return SplitScene(scene, enclave_texts.left_out)
 
 
-def _send_all(
+def _send_through(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
     """Sends all texts through the enclave. Returns what crosses, and the ids behind it."""
-    rows = {hashlib.sha256(one.tobytes()).digest(): number for number, one in enumerate(_bytes(table))}
+    rows = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
     vectors, sent, original, left_out = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
         try:
@@ -133,7 +134,7 @@ def _send_all(
         sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
         sent_rows = sent_rows.reshape(-1, table.shape[1])
         vectors.append(sent_rows)
-        sent.append(np.array([rows[hashlib.sha256(one.tobytes()).digest()] for one in _bytes(sent_rows)], np.int64))
+        sent.append(np.array([rows[hashlib.sha256(row.tobytes()).digest()] for row in _row_bytes(sent_rows)], np.int64))
         original.append(codec.encode([text]).ids[0])
         if len(sent[-1]) != len(original[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
@@ -142,5 +143,5 @@ def _send_all(
     return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out)
 
 
-def _bytes(table: torch.Tensor) -> NDArray[np.uint8]:
+def _row_bytes(table: torch.Tensor) -> NDArray[np.uint8]:
     return table.contiguous().view(torch.uint8).numpy()

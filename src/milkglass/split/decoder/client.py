@@ -48,9 +48,9 @@ class SplitSampling:
 
     def require(self, info: DecoderInfo) -> None:
         """Raises UsageError, before anything is sent, for an answer that the server does not make."""
-        most = min(info.max_new_tokens, info.max_length - 1)
-        if not 1 <= self.max_tokens <= most:
-            raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
+        largest = min(info.max_new_tokens, info.max_length - 1)
+        if not 1 <= self.max_tokens <= largest:
+            raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {largest} are made here", "lower --max-tokens")
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class DecoderServer:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
-        local = check_url(self.url.rstrip("/"), self.allow_http)
-        secure: Any = tls_context(self.authority) if self.url.startswith("https") else None
-        options: dict[str, Any] = {"proxy": None} if local else {}
+        is_local = check_url(self.url.rstrip("/"), self.allow_http)
+        tls: Any = tls_context(self.authority) if self.url.startswith("https") else None
+        options: dict[str, Any] = {"proxy": None} if is_local else {}
         try:
             return connect(
                 "ws" + self.url.rstrip("/").removeprefix("http") + STREAM,
                 additional_headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
-                ssl=ssl.create_default_context() if secure is True else secure,
+                ssl=ssl.create_default_context() if tls is True else tls,
                 compression=None,
                 user_agent_header=None,
                 open_timeout=CONNECT_TIMEOUT,
@@ -162,7 +162,7 @@ class SplitStream:
 
     def _connect(self) -> ClientConnection:
         """Returns a connection on which the sampling settings are sent."""
-        with self._lost_in_words():
+        with self._as_unreachable():
             socket = self._server.connect()
             fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
             socket.send(json.dumps({**fields, "dtype": self._dtype}))
@@ -171,7 +171,7 @@ class SplitStream:
     def _exchange(self, socket: ClientConnection, vectors: torch.Tensor) -> NextToken:
         """Sends vectors, and returns the token that follows them."""
         message = frames.encode_vectors(vectors)
-        with self._lost_in_words(socket):
+        with self._as_unreachable(socket):
             socket.send(message)
             self.sent += len(message)
             answer = socket.recv(timeout=SILENCE_SECONDS)
@@ -181,7 +181,7 @@ class SplitStream:
         return frames.decode_token(answer, self._info.vocabulary)
 
     @contextmanager
-    def _lost_in_words(self, socket: ClientConnection | None = None) -> Iterator[None]:
+    def _as_unreachable(self, socket: ClientConnection | None = None) -> Iterator[None]:
         """Raises Unreachable for all that ends a connection."""
         from websockets.exceptions import ConnectionClosed
 

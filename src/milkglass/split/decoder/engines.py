@@ -60,12 +60,12 @@ class PromptEmbedsEngine:
     def info(self, description: Mapping[str, Any]) -> DecoderInfo:
         """Asks the engine what it takes, for the table in an open enclave (`Enclave.about`). Raises RemoteError."""
         with self.connection() as connection:
-            served = rows(connection.json("GET", MODELS))
-        names = [str(one.get("id")) for one in served]
+            entries = rows(connection.json("GET", MODELS))
+        names = [str(entry.get("id")) for entry in entries]
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
             raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
-        longest = served[names.index(self.model)].get("max_model_len")
+        longest = entries[names.index(self.model)].get("max_model_len")
         if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
@@ -80,11 +80,11 @@ class PromptEmbedsEngine:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yields a connection. Errors have a hint for this engine."""
-        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry)) as one:
+        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry)) as connection:
             try:
-                yield one
+                yield connection
             except RemoteError as error:
-                raise explained(error) from error
+                raise with_engine_hint(error) from error
 
 
 class PromptEmbedsStream:
@@ -96,7 +96,7 @@ class PromptEmbedsStream:
 
     def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
         self._engine, self._info, self._sampling = engine, info, sampling
-        self._left, self._reason = sampling.max_tokens, None  # ids that may come, and why the answer ended
+        self._ids_left, self._reason = sampling.max_tokens, None  # ids that may come, and why the answer ended
         self.sent = self.received = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
@@ -137,17 +137,17 @@ class PromptEmbedsStream:
 
     def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
         """Yields the ids of a streamed answer. Raises RemoteError."""
-        empty = 0
+        empty_count = 0
         with connection.stream("POST", COMPLETIONS, body) as stream:
             for _, _, data in server_events(stream):
                 self.received += len(data)
                 if data.strip() == "[DONE]":
                     self._require_end()
                     return
-                fresh = self._ids_of(document(data, "an event of the answer"))
-                yield from fresh
-                empty += not fresh
-                if empty > MAX_EMPTY_EVENTS:
+                new_ids = self._ids_of(document(data, "an event of the answer"))
+                yield from new_ids
+                empty_count += not new_ids
+                if empty_count > MAX_EMPTY_EVENTS:
                     raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
@@ -163,16 +163,16 @@ class PromptEmbedsStream:
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")
         if ids is None:
             raise RemoteError("the engine's answer has no token_ids", "it needs a version that knows return_token_ids")
-        if not isinstance(ids, list) or not all(is_whole(one) and 0 <= one < vocabulary for one in ids):
+        if not isinstance(ids, list) or not all(is_whole(token_id) and 0 <= token_id < vocabulary for token_id in ids):
             raise RemoteError(f"the engine's ids are not numbers below {vocabulary}", "is it of the enclave's model?")
-        if len(choices) > 1 or len(ids) > self._left or (ids and self._reason is not None):
+        if len(choices) > 1 or len(ids) > self._ids_left or (ids and self._reason is not None):
             raise RemoteError(
                 f"the engine sent more than the {self._sampling.max_tokens} ids of one answer",
                 "don't trust this server",
             )
         if reason is not None and reason not in ENDS:
             raise RemoteError(f"the engine ended the answer with {reason!r}, not with stop or length", "try again")
-        self._left, self._reason = self._left - len(ids), reason or self._reason
+        self._ids_left, self._reason = self._ids_left - len(ids), reason or self._reason
         return ids
 
     def _require_end(self) -> None:
@@ -193,7 +193,7 @@ def packed_vectors(vectors: torch.Tensor, width: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def explained(error: RemoteError) -> RemoteError:
+def with_engine_hint(error: RemoteError) -> RemoteError:
     """Returns the error with a hint for this engine, which gives none and which our servers' hints do not fit."""
     if isinstance(error, Unauthorized):
         hint = "give the engine's --api-key as the token"
@@ -201,6 +201,6 @@ def explained(error: RemoteError) -> RemoteError:
         hint = f"start the engine with {FLAG}"
     else:
         hint = HINT if not error.hint or "milkglass" in error.hint else error.hint
-    result = type(error)(error.message, hint)
-    result.status = error.status
-    return result
+    error_of_engine = type(error)(error.message, hint)
+    error_of_engine.status = error.status
+    return error_of_engine

@@ -65,10 +65,10 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
     numbers = _tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")
-    token, end = numbers.tolist()
-    if not 0 <= token < vocabulary or not 0 <= end < len(REASONS):
+    token, reason_index = numbers.tolist()
+    if not 0 <= token < vocabulary or not 0 <= reason_index < len(REASONS):
         raise RemoteError("the server's message names an id or an end that does not exist", "don't trust this server")
-    return NextToken(token, REASONS[end])
+    return NextToken(token, REASONS[reason_index])
 
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:

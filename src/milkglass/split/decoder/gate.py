@@ -62,7 +62,7 @@ class Gate:
         """Returns a nonce that can be used once. Raises Busy if too many are open."""
         now, nonce = time.monotonic(), secrets.token_hex(release.NONCE_BYTES)
         with self._lock:
-            self._nonces = {one: until for one, until in self._nonces.items() if until > now}
+            self._nonces = {key: open_until for key, open_until in self._nonces.items() if open_until > now}
             if len(self._nonces) >= MAX_NONCES:
                 raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
             self._nonces[nonce] = now + CHALLENGE_SECONDS
@@ -71,12 +71,12 @@ class Gate:
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
         """Yields the encrypted package in pieces. Raises EnclaveError if the enclave may not have it."""
         with self._lock:
-            until = self._nonces.pop(request.nonce, 0.0)
-        if until < time.monotonic():
+            open_until = self._nonces.pop(request.nonce, 0.0)
+        if open_until < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        self.require(_decode(request.quote), release.report_data(public, nonce), _decode(request.collateral))
-        return release.encrypted(self._encoded, public, nonce)
+        self.require(_decoded(request.quote), release.report_data(public, nonce), _decoded(request.collateral))
+        return release.encrypt_package(self._encoded, public, nonce)
 
     @cached_property
     def _encoded(self) -> bytes:
@@ -85,7 +85,7 @@ class Gate:
 
     def require(self, evidence: bytes, data: bytes, collateral: bytes = b"") -> None:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
-        software = _software(evidence)
+        software = _software_quote(evidence)
         if software is None:
             if self.verifier is None:
                 raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
@@ -99,22 +99,22 @@ class Gate:
 
 def measurements_of(texts: Collection[str]) -> frozenset[str]:
     """Returns measurements as quotes have them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
-    for one in texts:
-        if not re.fullmatch("[0-9a-fA-F]{64}", one):
-            raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
-    return frozenset(one.lower() for one in texts)
+    for text in texts:
+        if not re.fullmatch("[0-9a-fA-F]{64}", text):
+            raise UsageError(f"the measurement {text!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
+    return frozenset(text.lower() for text in texts)
 
 
-def _software(evidence: bytes) -> dict[str, object] | None:
+def _software_quote(evidence: bytes) -> dict[str, object] | None:
     """Returns the fields of a software quote, or None for any other."""
     try:
-        value = json.loads(evidence)
+        document = json.loads(evidence)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and "milkglass_software_quote" in value else None
+    return document if isinstance(document, dict) and "milkglass_software_quote" in document else None
 
 
-def _decode(text: str) -> bytes:
+def _decoded(text: str) -> bytes:
     """Decodes base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)

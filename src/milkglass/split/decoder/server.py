@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -40,7 +39,7 @@ class SplitSequence(Sequence):
     vectors: torch.Tensor | None = None
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Returns whether there is something to do for the sequence."""
         return self.vectors is not None or self.cancelled
 
@@ -71,16 +70,16 @@ class SplitGenerator(Engine[SplitSequence]):
             sequence.cancelled = True
             self._changed.notify()
 
-    def active(self) -> bool:
-        return any(one.due for group in self._groups() for one in running(group))
+    def is_active(self) -> bool:
+        return any(sequence.is_due for group in self._groups() for sequence in running(group))
 
     def step(self) -> None:
         """Drops cancelled rows and reads new prompts, or else advances each row whose vector has arrived by a token."""
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
-        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
-        count = self._rows.fitting(waiting)
+        waiting = [sequence for sequence in self.take(self._rows.free_rows) if not sequence.cancelled]
+        count = self._rows.prefill_count(waiting)
         self._reading = waiting[:count]
         self.put_back(waiting[count:])
         if self._reading:
@@ -91,7 +90,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._advance()
 
     def drop(self) -> list[SplitSequence]:
-        sequences = [*self._reading, *(one for group in self._groups() for one in running(group))]
+        sequences = [*self._reading, *(sequence for group in self._groups() for sequence in running(group))]
         self._reading, self._parked = [], []
         self._rows.clear()
         return sequences
@@ -103,17 +102,17 @@ class SplitGenerator(Engine[SplitSequence]):
         """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
         until = time.monotonic() + GRACE_SECONDS
         with self._changed:
-            while not all(one.due for one in running(self._rows)):
+            while not all(sequence.is_due for sequence in running(self._rows)):
                 seconds_left = until - time.monotonic()
                 if seconds_left <= 0 or self._closed:
                     break
                 self._changed.wait(seconds_left)
-        late = [place for place, one in enumerate(running(self._rows)) if not one.due]
-        if late:
-            self._parked += [self._rows.split([place]) for place in reversed(late)]
-        back = [group for group in self._parked if running(group)[0].due]
-        self._parked = [group for group in self._parked if group not in back]
-        for group in back:
+        late_rows = [row for row, sequence in enumerate(running(self._rows)) if not sequence.is_due]
+        if late_rows:
+            self._parked += [self._rows.split([row]) for row in reversed(late_rows)]
+        returning = [group for group in self._parked if running(group)[0].is_due]
+        self._parked = [group for group in self._parked if group not in returning]
+        for group in returning:
             self._rows.join(group)
 
     def _advance(self) -> None:
@@ -122,10 +121,10 @@ class SplitGenerator(Engine[SplitSequence]):
         rows, vectors = self._rows.rows, []
         if rows is None:
             return
-        for one in running(self._rows):
-            vectors.append(one.vectors)
-            one.vectors = None
-        self._rows.accept(rows.advance([one[0] for one in vectors if one is not None]))
+        for sequence in running(self._rows):
+            vectors.append(sequence.vectors)
+            sequence.vectors = None
+        self._rows.accept(rows.advance([vector[0] for vector in vectors if vector is not None]))
 
 
 def running(group: Scheduler) -> list[SplitSequence]:
@@ -139,7 +138,7 @@ class SplitSession:
     """
 
     def __init__(self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, ends: frozenset[int]) -> None:
-        self.request, self.over = request, False
+        self.request, self.is_over = request, False
         self._info, self._engine, self._ends = info, engine, ends
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[NextToken] = self._loop.create_future()
@@ -155,7 +154,7 @@ class SplitSession:
         else:
             self._engine.deliver(self._sequence, vectors)
         token = await self._next
-        self.over = token.reason is not None
+        self.is_over = token.reason is not None
         return token
 
     def _begin(self, prompt: torch.Tensor) -> None:
@@ -216,14 +215,6 @@ class SessionTable:
         session.cancel()
 
 
-@dataclass(frozen=True)
-class DecoderServing:
-    """What a provider serves: the sessions, whose engine is not started yet, and the table for enclaves."""
-
-    sessions: SessionTable
-    package: TablePackage
-
-
 def decoder_of(checkpoint: Checkpoint) -> Architecture:
     """Returns the layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
@@ -233,16 +224,14 @@ def decoder_of(checkpoint: Checkpoint) -> Architecture:
 
 
 def open_layers(
-    checkpoint: Checkpoint,
-    name: str,
-    policy: RowPolicy,
-    sessions: int = MAX_SESSIONS,
-    network: Any = None,
-) -> DecoderServing:
-    """Loads all layers of a decoder, unless they are in memory. Raises UnsupportedModel, CorruptCheckpoint."""
+    checkpoint: Checkpoint, name: str, policy: RowPolicy, sessions: int = MAX_SESSIONS
+) -> tuple[SessionTable, TablePackage]:
+    """Loads all layers of a decoder. Raises UnsupportedModel, CorruptCheckpoint.
+
+    Returns what a provider serves: the sessions, whose engine is not started yet, and the table for enclaves.
+    """
     architecture = decoder_of(checkpoint)
-    if network is None:
-        network = device.moved(language_model(checkpoint).eval())
+    network = device.moved(language_model(checkpoint).eval())
     table = checkpoint.read(architecture.table)
     config, ends = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(
@@ -257,7 +246,7 @@ def open_layers(
     )
     engine = SplitGenerator(TransformersRunner(network), sessions)
     package = TablePackage.of_model(checkpoint.folder, table, policy)
-    return DecoderServing(SessionTable(info, engine, ends), package)
+    return SessionTable(info, engine, ends), package
 
 
 def digest_of(table: torch.Tensor) -> str:

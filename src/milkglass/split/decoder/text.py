@@ -67,15 +67,15 @@ class SplitText:
 
     def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
         """Sanitizes plain text to continue. Raises CodecError, EnclaveError."""
-        return self.enclave.text(text, instruction, self._room(sampling), self.settings)
+        return self.enclave.text(text, instruction, self._max_prompt_tokens(sampling), self.settings)
 
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
         """Sanitizes a conversation in the model's chat template, except an instruction with which a message begins."""
-        return self.enclave.chat(messages, self._room(sampling), self.settings, instruction)
+        return self.enclave.chat(messages, self._max_prompt_tokens(sampling), self.settings, instruction)
 
-    def _room(self, sampling: SplitSampling) -> int:
+    def _max_prompt_tokens(self, sampling: SplitSampling) -> int:
         """Returns how many tokens a prompt may have. Raises UsageError for an answer that the server does not make."""
         sampling.require(self.info)
         return self.info.max_length - sampling.max_tokens
@@ -85,15 +85,15 @@ class SplitText:
         dtype = self.info.dtype if self.exact else NARROWER_DTYPE.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
-        return stream.ids(self._vectors(prompt.vectors, dtype), lambda one: self._row(one, dtype))
+        return stream.ids(self._vectors(prompt.vectors, dtype), lambda token: self._row(token, dtype))
 
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """Yields the answer's text in pieces that no later id can change."""
         decoder = StreamDecoder(
-            lambda ids: [int(one) for one in ids], self.enclave.decode, self.enclave.about["by_byte"]
+            lambda ids: [int(token) for token in ids], self.enclave.decode, self.enclave.about["by_byte"]
         )
-        for one in self.generate_ids(prompt, sampling):
-            if piece := decoder.push([one]):
+        for token in self.generate_ids(prompt, sampling):
+            if piece := decoder.push([token]):
                 yield piece
         if piece := decoder.flush():
             yield piece
@@ -112,5 +112,5 @@ class SplitText:
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:
         """Returns bytes of (t, d) in the table's type as a tensor of the type that is sent."""
-        stored: Any = DTYPES[self.info.dtype]
-        return torch.frombuffer(bytearray(content), dtype=stored).reshape(-1, self.info.width).to(DTYPES[dtype])
+        table_dtype: Any = DTYPES[self.info.dtype]
+        return torch.frombuffer(bytearray(content), dtype=table_dtype).reshape(-1, self.info.width).to(DTYPES[dtype])
