@@ -282,7 +282,7 @@ def test_what_nobody_foresaw_is_one_sentence_and_a_class_in_the_log(
     def broken(*given: Any) -> Any:
         raise RuntimeError(f"{SECRET} {there.ready}")
 
-    monkeypatch.setattr(*((Site, "train", broken) if place == "train" else (app.checks, "before", broken)))
+    monkeypatch.setattr(*((Site, "train", broken) if place == "train" else (app.checks, "require_obfuscated", broken)))
     reply = asked(there, {})
     assert reply.error.reason == FAILED
     assert "RuntimeError" in caplog.text and SECRET not in caplog.text and str(there.ready) not in caplog.text
