@@ -245,7 +245,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             at = _skip(buffer, 0)
             if buffer[at : at + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            at, number, block_size = _skip(buffer, at + 1), 1, BLOCK_LETTERS
+            at, number, block_size, line = _skip(buffer, at + 1), 1, BLOCK_LETTERS, 1
             while True:
                 place = Place(path.name, number, "entry")
                 try:
@@ -255,7 +255,10 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 if entry is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
                     ahead = file.read(block_size)
                     if not ahead:
-                        raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
+                        line += buffer.count("\n", 0, _break_in(buffer, at))
+                        hint = f"it is cut off or broken at line {line}: mend it there, or save the list again"
+                        raise CodecError(f"{place} is not JSON", hint)
+                    line += buffer.count("\n", 0, at)
                     buffer, block_size = buffer[at:] + ahead, block_size * 2
                     at = _skip(buffer, 0)
                     continue
@@ -286,6 +289,16 @@ def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
     end = _skip(buffer, end)
     mark = buffer[end : end + 1]
     return (element, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
+
+
+def _break_in(buffer: str, at: int) -> int:
+    """Returns where an entry that begins at `at` is no JSON."""
+    try:
+        return _skip(buffer, _DECODER.raw_decode(buffer, at)[1])  # another mark than "," or "]" follows
+    except json.JSONDecodeError as error:
+        return error.pos
+    except RecursionError:
+        return at
 
 
 def _skip(buffer: str, at: int) -> int:

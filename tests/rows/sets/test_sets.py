@@ -9,6 +9,7 @@ import pytest
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
+from milkglass.rows import tables
 from milkglass.rows.examples import Example, checked, read_examples
 from milkglass.rows.sets.catalogue import SETS, describe, files, load
 from milkglass.rows.write import write
@@ -220,6 +221,28 @@ def test_rows_stream(tmp_path: Path) -> None:
     assert [next(rows).text for _ in range(5)] == ["fine"] * 5
     with pytest.raises(CodecError, match="line 7"):
         next(rows)
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('[\n{"text": "a"},\n{"text": "b" "c"},\n{"text": "d"}\n]', 3),
+        ('[{"text": "a"},\n\n{"text": "b"}\n{"text": "c"}]', 4),
+        ('[{"text": "a"},\n{"text": "b",\n"label": }]', 3),
+        ('[{"text": "a"},\n{"text": "b', 2),
+    ],
+)
+def test_a_broken_json_list_is_reported_with_its_line(
+    content: str, line: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BLOCK_LETTERS", block)
+    file = tmp_path / "rows.json"
+    file.write_text(content)
+    with pytest.raises(CodecError) as caught:
+        list(tables.json_list(file))
+    assert "entry 2 of rows.json" in caught.value.message and f"line {line}:" in caught.value.hint
+    assert '"b' not in str(caught.value)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
