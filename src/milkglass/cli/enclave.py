@@ -221,7 +221,7 @@ def audit(
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitText]:
+def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
     """Opens the enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
@@ -233,14 +233,12 @@ def split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
     if options.engine_model is None:
-        server = _server(url, server_options)
+        server = _server(url, at)
         decoder_info = server.info()  # before the enclave is started
     with enclave_folder.open_enclave(options.enclave) as running:
         if server is None:
-            token = read_token(server_options.token_file)
-            engine = PromptEmbedsEngine(
-                url, str(options.engine_model), token, server_options.allow_http, server_options.certificate
-            )
+            token, secure = read_token(at.token_file), (at.allow_http, at.certificate)
+            engine = PromptEmbedsEngine(url, str(options.engine_model), token, *secure)
             text = SplitText(running, engine, engine.info(running.about), settings)
         else:
             text = SplitText(running, server, decoder_info, settings)

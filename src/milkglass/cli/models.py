@@ -72,9 +72,8 @@ def models(
             with credentials.to(server).open() as remote:
                 erase(remote, MODELS, delete, question, yes, as_json)
         else:
-            _list_models(
-                credentials.to(server), KeyOptions(key, None, passphrase_file).open().key if key else None, as_json
-            )
+            opened = KeyOptions(key, None, passphrase_file).open().key if key else None
+            _list_models(credentials.to(server), opened, as_json)
         return
     emit(as_json, *(_catalogue() if ref is None else _model_facts(ref)))
 

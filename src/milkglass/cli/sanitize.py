@@ -441,9 +441,8 @@ def _method(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -
         raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost', 'mask'))}")
     method_type = type(SANITIZERS[name])
     values = {option: value for option, value in options.items() if value is not None}
-    _require_unused(
-        name, {option: value for option, value in values.items() if option not in parameters_of(method_type)}
-    )
+    fields = parameters_of(method_type)
+    _require_unused(name, {option: value for option, value in values.items() if option not in fields})
     if "epsilon" not in values and name in EPSILON:
         values["epsilon"] = EPSILON[name]
     return SANITIZERS.make(name, {**read_words(method_type, assignments, name, without=tuple(options)), **values})

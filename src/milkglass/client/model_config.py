@@ -74,12 +74,7 @@ def config_entries(model_type: str) -> frozenset[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    return (
-        UNLISTED_ENTRIES
-        | generation_entries()
-        | frozenset(config_class().to_dict())
-        | frozenset(config_class.attribute_map)
-    )
+    return UNLISTED_ENTRIES | generation_entries() | {*config_class().to_dict(), *config_class.attribute_map}
 
 
 def generation_entries() -> frozenset[str]:
@@ -158,9 +153,8 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
     for name, entry in config.items():
         if _is_id_key(name) and name not in ID_LISTS:
-            yield from (
-                element for element in (entry if isinstance(entry, list) else [entry]) if isinstance(element, int)
-            )
+            elements = entry if isinstance(entry, list) else [entry]
+            yield from (element for element in elements if isinstance(element, int))
         elif isinstance(entry, Mapping) and name.endswith("config"):
             yield from special_ids(entry)
 

@@ -334,9 +334,8 @@ class Session(AbstractContextManager["Session"]):
         require_generator(request.source, request.train, description.get("kind"))
         self._require_layers(request.settings, description.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            paths, train_counts = request.write(
-                self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice
-            )
+            under_key = (self.unlocked, self.codec, Path(scratch))
+            paths, train_counts = request.write(*under_key, skip_long, stage, self._notice)
             self._notice(request.announced(train_counts.rows))
             self.unlocked = self.unlocked.remember(request.labels)
             train, *validation_files = (self.remote.upload(path, stage) for path in paths)

@@ -189,16 +189,11 @@ class _Items:
         item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments}  # fmt: skip
         self.done.append({**item, "status": "completed"})
-        position = {"item_id": item_id, "output_index": index}
+        position, done = {"item_id": item_id, "output_index": index}, {"arguments": call.arguments, "name": call.name}
         started = {**item, "arguments": "", "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": started},
             {"type": "response.function_call_arguments.delta", **position, "delta": call.arguments},
-            {
-                "type": "response.function_call_arguments.done",
-                **position,
-                "arguments": call.arguments,
-                "name": call.name,
-            },
+            {"type": "response.function_call_arguments.done", **position, **done},
             {"type": "response.output_item.done", "output_index": index, "item": self.done[-1]},
         ]

@@ -199,9 +199,8 @@ class DataFile:
         else:
             roles = {**columns_by_role, "label": columns_by_role["label"] if labels else None, "id": identifier}
             read_columns = [name for name in roles.values() if name is not None]
-            description = ", ".join(
-                f"{role} from {shown_name(name)}" for role, name in roles.items() if name is not None
-            )
+            name_of_role = {role: shown_name(name) for role, name in roles.items() if name is not None}
+            description = ", ".join(f"{role} from {name}" for role, name in name_of_role.items())
             description += "; no labels (--label-column)" if labels and columns_by_role["label"] is None else ""
         unread = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
         remark = f" and {len(unread) - MAX_COLUMNS_SHOWN} more" if len(unread) > MAX_COLUMNS_SHOWN else ""

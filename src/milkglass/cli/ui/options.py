@@ -163,9 +163,7 @@ class KeyOptions:
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
-        unlocked, passphrase = open_with_passphrase(
-            self.passphrase_file, lambda passphrase: UnlockedKey.open(key, passphrase)
-        )
+        unlocked, passphrase = open_with_passphrase(self.passphrase_file, lambda typed: UnlockedKey.open(key, typed))
         if reason := unlocked.key.spends_again:
             note(f"warning: {reason}; make it again from the whole key")
         return unlocked, passphrase

@@ -89,20 +89,15 @@ def labelled(
         lengths[index] = max(lengths[index], len(text))
         is_answer = _within(offsets, example.answers)
         if is_answer[:limit].any():
-            labelled_ids.ids.append(ids[:limit])
-            labelled_ids.labels.append(
-                np.where(is_answer[:limit], ids[:limit], np.int32(IGNORED_LABEL)).astype(np.int32)
-            )
+            kept_ids = ids[:limit]
+            labelled_ids.ids.append(kept_ids)
+            labelled_ids.labels.append(np.where(is_answer[:limit], kept_ids, np.int32(IGNORED_LABEL)).astype(np.int32))
             indices.append(index)
         else:
             answer_starts.setdefault(index, int(is_answer.argmax()))
     unanswered = {index: count for index, count in answer_starts.items() if index not in indices}
-    return replace(
-        labelled_ids,
-        sources=tuple(indices),
-        long=tuple(np.flatnonzero(lengths > limit).tolist()),
-        unanswered=unanswered,
-    ), lengths
+    too_long = tuple(np.flatnonzero(lengths > limit).tolist())
+    return replace(labelled_ids, sources=tuple(indices), long=too_long, unanswered=unanswered), lengths
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:

@@ -83,9 +83,7 @@ class KeptIds:
             if isinstance(marked_message.get(name), str):
                 marked_message[name] = self._mark_repeated(marked_message[name], decoded, ids)
         if "tool_calls" in marked_message:
-            marked_message["tool_calls"] = [
-                self._mark_call(tool_call, decoded, ids) for tool_call in marked_message["tool_calls"]
-            ]
+            marked_message["tool_calls"] = [self._mark_call(call, decoded, ids) for call in message["tool_calls"]]
         return marked_message
 
     def _mark_call(self, call: Any, decoded: str, ids: Sequence[int]) -> Any:
@@ -100,11 +98,9 @@ class KeptIds:
             return self._mark_repeated(argument, decoded, ids)
         if isinstance(argument, Mapping):
             return {name: self._mark_argument(element, decoded, ids) for name, element in argument.items()}
-        return (
-            [self._mark_argument(element, decoded, ids) for element in argument]
-            if isinstance(argument, list)
-            else argument
-        )
+        if isinstance(argument, list):
+            return [self._mark_argument(element, decoded, ids) for element in argument]
+        return argument
 
     def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
         span = repeated(text, decoded)

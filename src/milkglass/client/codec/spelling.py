@@ -185,9 +185,8 @@ def _by_names(tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.in
     sides_by_place: list[Own] = []
     for ids, names in zip((decoded, own_ids), sides, strict=True):
         bounds = [*accumulate(map(len, names), initial=0)]
-        sides_by_place.append(
-            [(start, (number,)) for start, number in zip(pairwise(bounds), ids.tolist(), strict=True)]
-        )
+        placed = zip(pairwise(bounds), ids.tolist(), strict=True)
+        sides_by_place.append([(place, (token_id,)) for place, token_id in placed])
     return dict(sides_by_place[0]), sides_by_place[1], len(texts[0])
 
 

@@ -111,9 +111,8 @@ class KeySeal:
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
             )
         try:
-            payload = ChaCha20Poly1305(self.sealing).decrypt(
-                header.nonce, file_bytes[len(line) : -CHECKSUM_BYTES], line
-            )
+            sealed = file_bytes[len(line) : -CHECKSUM_BYTES]
+            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, sealed, line)
         except InvalidTag as error:
             raise TamperedKey(
                 "the key file was altered: its checksum holds and its seal does not",

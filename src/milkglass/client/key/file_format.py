@@ -180,9 +180,8 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
         document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[payload_format] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damage("cannot be read") from error
-    if {name: array.dtype for name, array in arrays.items()} != TENSORS[payload_format] or not isinstance(
-        document, dict
-    ):
+    dtypes = {name: array.dtype for name, array in arrays.items()}
+    if dtypes != TENSORS[payload_format] or not isinstance(document, dict):
         raise _damage("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):

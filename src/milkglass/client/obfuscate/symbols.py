@@ -161,18 +161,16 @@ def count_corpus(
     special = reserved_ids(base, len(codec.sigma))
     counts = ids.counts(len(codec.sigma))
     counts[special] = 0
-    return CountedTexts(
-        TaskTexts(ids, label_numbers, 0 if are_scores else int(label_numbers.max()) + 1), counts, None, special
-    )
+    task = TaskTexts(ids, label_numbers, 0 if are_scores else int(label_numbers.max()) + 1)
+    return CountedTexts(task, counts, None, special)
 
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
     if scale is not None:
         return TaskTexts(texts, np.array([scale.sent(float(str(example.label))) for example in examples]), 0)
     number_of_label = {name: number for number, name in enumerate(names)}
-    return TaskTexts(
-        texts, np.array([number_of_label[str(example.label)] for example in examples], np.float64), len(names)
-    )
+    labels = np.array([number_of_label[str(example.label)] for example in examples], np.float64)
+    return TaskTexts(texts, labels, len(names))
 
 
 def coarse_key(

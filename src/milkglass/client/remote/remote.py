@@ -22,14 +22,7 @@ from milkglass.client.obfuscate.upload_check import Outgoing
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
-from milkglass.client.remote.responses import (
-    Prediction,
-    completion_ids,
-    in_order,
-    read_prediction,
-    response_id,
-    token_ids,
-)
+from milkglass.client.remote.responses import Prediction, in_order, read_prediction, response_id, token_ids
 from milkglass.client.remote.transfer import fetch, file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
@@ -234,7 +227,7 @@ class Remote(AbstractContextManager["Remote"]):
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        created = responses.read_job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
+        created = responses.read_job(self.connection.json("POST", JOBS, body))
         response_id(created)
         return created
 
@@ -243,9 +236,7 @@ class Remote(AbstractContextManager["Remote"]):
 
     def jobs(self) -> list[dict[str, Any]]:
         """Returns the jobs, the newest first."""
-        return [
-            responses.read_job(record) for record in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))
-        ]
+        return [responses.read_job(record) for record in responses.rows(self.connection.json("GET", JOBS))]
 
     def cancel(self, job: str) -> dict[str, Any]:
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
@@ -333,7 +324,7 @@ class Remote(AbstractContextManager["Remote"]):
             for _, _, event_data in server_events(stream):
                 if event_data.strip() == "[DONE]":
                     return
-                new_ids = completion_ids(event_data)[:tokens_left]
+                new_ids = responses.completion_ids(event_data)[:tokens_left]
                 if new_ids:
                     yield new_ids
                 tokens_left, empty = tokens_left - len(new_ids), empty + (not new_ids)

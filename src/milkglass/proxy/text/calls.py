@@ -124,9 +124,7 @@ def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     if "tool_call_id" in shortened:
         shortened["tool_call_id"] = short_id(shortened["tool_call_id"])
     if "tool_calls" in shortened:
-        shortened["tool_calls"] = [
-            {**tool_call, "id": short_id(tool_call["id"])} for tool_call in shortened["tool_calls"]
-        ]
+        shortened["tool_calls"] = [{**call, "id": short_id(call["id"])} for call in shortened["tool_calls"]]
     return shortened
 
 
