@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from milkglass.attest import connections
+from milkglass.attest.aci import canonical, signed_report_data
 from milkglass.attest.channel import AttestedChannel, Leases, verifier
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
@@ -27,6 +28,7 @@ from milkglass.attest.policy import Policy, parse
 from milkglass.attest.providers import PATH
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError, Unreachable
+from tests.attest import intel_forger
 
 SECRET = b"the patient's name is Keller"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SECRET.decode()}]}).encode()
@@ -82,13 +84,15 @@ class Server:
     """A TLS server that keeps what it received besides requests for evidence.
 
     Attributes:
-        pairs: certificates and keys; each connection takes the next one.
+        pairs: certificates and keys; each connection takes the next one, and once none is left the last.
+        in_turn: whether they begin again instead, as servers behind one address do.
         evidence: what it answers to a nonce.
         of_key: the bytes that each key received.
     """
 
     pairs: list[tuple[Path, Path]]
     evidence: Answer
+    in_turn: bool = False
     received: bytearray = field(default_factory=bytearray)
     of_key: dict[bytes, int] = field(default_factory=dict)
     asked: int = 0
@@ -106,9 +110,8 @@ class Server:
             contexts.append(one)
 
         def chosen(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-            number = (
-                min(self._connections, len(contexts) - 1) if len(contexts) < 3 else self._connections % len(contexts)
-            )
+            last = len(contexts) - 1
+            number = self._connections % len(contexts) if self.in_turn else min(self._connections, last)
             self._connections += 1
             connection.context = contexts[number]
             self._keys[id(connection)] = key_of(self.pairs[number][0])
@@ -223,8 +226,8 @@ REFUSALS = {
             "software", b"milkglass software evidence 1" + bytes(64), {}, "milkglass", spki, nonce
         ).document(),
     ),
-    "evidence that nothing binds": (
-        "unbound", lambda other: lambda spki, nonce: HardwareEvidence(
+    "evidence of software that nothing binds": (
+        "kind", lambda other: lambda spki, nonce: HardwareEvidence(
             "software", b"milkglass software evidence 1" + bytes(64)
         ).document(),
     ),
@@ -375,13 +378,13 @@ def test_of_several_servers_behind_one_address_each_is_verified(count: int, auth
         return b"{}" if spki == bad else honest(spki, nonce)
 
     async def work() -> None:
-        async with Server(pairs, honest).running() as server, client(authority, server.port) as one:
+        async with Server(pairs, honest, True).running() as server, client(authority, server.port) as one:
             for _ in range(6):
                 assert await one.ask() == b'{"ok": true}'
                 await one.channel._client.aclose()  # so that the next request has a connection of its own
                 one.channel._client = one.channel.connected()
-            assert server.asked <= 4 * count
-        async with Server(pairs, some).running() as server, client(authority, server.port) as one:
+            assert server.asked <= 2 * count
+        async with Server(pairs, some, True).running() as server, client(authority, server.port) as one:
             for _ in range(6):
                 with suppress(AttestationError):
                     await one.ask()
@@ -427,3 +430,30 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
                 await writer.wait_closed()
 
     asyncio.run(work())
+
+
+def test_a_document_that_names_another_form_than_the_policys_binds_no_key(authority: Authority) -> None:
+    """An image that signs keysets of ACI: its quote is relayed under our own form's name, for another key."""
+
+    def relayed(spki: bytes, nonce: bytes) -> bytes:
+        keyset = canonical({"not_after": int(intel_forger.NOW.timestamp()) + 86_400, "tls_public_keys": []})
+        quote = intel_forger.Quote(enclave=intel_forger.report(data=signed_report_data(keyset, nonce))).bytes()
+        collateral = {"intel": intel_forger.Collateral().content()}
+        return HardwareEvidence(
+            "sgx", quote, collateral, "aci", spki, nonce, keyset=keyset, host="localhost"
+        ).document()
+
+    async def work(provider: str) -> None:
+        async with Server([authority.issued(f"between-{provider}")], relayed).running() as server:
+            text = f'version = 1\nserver = "https://localhost:{server.port}"\nevidence = "{provider}"\n'
+            text += f'[sgx]\nimage = [{{mrenclave = "{intel_forger.MEASUREMENT.hex()}", name = "x", origin = "x"}}]\n'
+            policy = parse(text.encode(), "policy", Policy)
+            channel = AttestedChannel(policy, verifier(policy, {}, None, lambda: intel_forger.NOW), authority.file)
+            with pytest.raises(AttestationError) as refused:
+                await channel.send("POST", "/v1/chat/completions", {}, BODY)
+            assert refused.value.reason == ("form" if provider == "milkglass" else "version")
+            assert not server.received.count(SECRET)
+            await channel.close()
+
+    for provider in ("milkglass", "aci"):
+        asyncio.run(work(provider))

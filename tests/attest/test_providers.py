@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from milkglass.attest import evidence, sev_snp
+from milkglass.attest.aci import canonical as canonical_json
+from milkglass.attest.aci import signed_report_data
 from milkglass.attest.providers import MAX_UNPACKED, PROVIDERS, aci, tinfoil
 from milkglass.errors import AttestationError
 from tests.attest.samples import SAMPLES, TDX, TODAY, content, day
@@ -35,9 +37,9 @@ def test_tinfoils_document_is_unpacked_and_binds_the_key_that_was_recorded() -> 
     report = sev_snp.Report.parse(found.raw)
     assert found.kind == "sev-snp" and report.version == 3 and report.report_data[:32] == BOUND
     machine = evidence.VerifiedMachine("sev-snp", "Genoa", report.report_data, {})
-    bound = evidence._binding(found, machine, BOUND, b"", True)
+    bound = evidence._binding(found, machine, BOUND, b"", True, NOW)
     assert [one.weakness for one in bound] == ["", "not-fresh"]
-    assert reason(lambda: evidence._binding(found, machine, SPKI, b"", True)) == "binding"
+    assert reason(lambda: evidence._binding(found, machine, SPKI, b"", True, NOW)) == "binding"
     assert reason(lambda: evidence.verify(found, TODAY)) == "collateral", "AMD's certificate is not in it"
 
 
@@ -79,16 +81,19 @@ def test_acis_statement_has_the_bytes_of_the_specification() -> None:
     )
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     expected = '{"keyset_digest":"sha256:' + digest + '","nonce":"' + NONCE.hex() + '","purpose":"aci.report_data.v1"}'
-    assert found.statement.decode() == expected
+    assert found.keyset == canonical.encode()
     signed = hashlib.sha256(expected.encode()).digest() + bytes(32)
     machine = evidence.VerifiedMachine("tdx", "", signed, {})
-    assert not [one.weakness for one in evidence._binding(found, machine, SPKI, NONCE, True) if one.weakness]
+    assert not [one.weakness for one in evidence._binding(found, machine, SPKI, NONCE, True, NOW) if one.weakness]
     for bad in (signed[:32] + b"\x01" + bytes(31), bytes(64)):
         other = replace(machine, report_data=bad)
-        assert reason(lambda other=other: evidence._binding(found, other, SPKI, NONCE, True)) == "binding"
-    assert reason(lambda: evidence._binding(found, machine, SPKI, bytes(32), True)) == "binding"
+        assert reason(lambda other=other: evidence._binding(found, other, SPKI, NONCE, True, NOW)) == "binding"
+    assert reason(lambda: evidence._binding(found, machine, SPKI, bytes(32), True, NOW)) == "binding"
     whole = replace(found, collateral=TDX.collateral)
-    assert reason(lambda: evidence.verify(whole, day("2025-06-25"), SPKI, NONCE)) == "binding", "another quote's data"
+    at = day("2025-06-25")
+    keyset = {**report()["attestation"]["workload_keyset"], "not_after": int(at.timestamp()) + 86_400}
+    whole = replace(whole, keyset=canonical_json(keyset))
+    assert reason(lambda: evidence.verify(whole, at, SPKI, NONCE)) == "binding", "another quote's data"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,24 @@ def test_acis_statement_has_the_bytes_of_the_specification() -> None:
     ],
 )  # fmt: skip
 def test_a_keyset_without_our_key_or_out_of_date_is_refused(changes: dict[str, Any], expected: str) -> None:
-    assert reason(lambda: read(report(**changes))) == expected
+    found = replace(read(report(**changes)), collateral=TDX.collateral)
+    signed = signed_report_data(found.keyset, NONCE)
+    machine = evidence.VerifiedMachine("tdx", "", signed, {})
+    assert reason(lambda: evidence._binding(found, machine, SPKI, NONCE, True, NOW)) == expected
+
+
+@pytest.mark.parametrize("keyset", [b"", b"[]", b"{}", b'{"not_after": 1}', b"[" * 100_000, b"\xff"])
+def test_a_recorded_keyset_that_is_none_is_refused(keyset: bytes) -> None:
+    found = replace(read(report()), keyset=keyset)
+    machine = evidence.VerifiedMachine("tdx", "", signed_report_data(keyset, NONCE), {})
+    assert reason(lambda: evidence._binding(found, machine, SPKI, NONCE, True, NOW)) in ("evidence", "expired")
+
+
+@pytest.mark.parametrize("spki", [bytes(32), b""])
+def test_another_key_than_the_keysets_is_refused_of_a_recording_too(spki: bytes) -> None:
+    found = read(report())
+    machine = evidence.VerifiedMachine("tdx", "", signed_report_data(found.keyset, NONCE), {})
+    assert reason(lambda: evidence._binding(found, machine, spki, NONCE, False, NOW)) == "binding"
 
 
 def test_a_report_of_another_version_or_hardware_is_refused() -> None:

@@ -216,7 +216,7 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     wrong = [1 - found[0], *found[1:], 0]
     reported: list[int] = []
     judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), reported.append)
-    assert (judged.accuracy, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
+    assert (judged.right, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts"):
         evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), reported.append)
 

@@ -1,7 +1,7 @@
 """Connections to an attested server, each admitted before the first byte of a request.
 
 A connection's TLS key needs a lease: evidence that the policy allows, and that the hardware bound to this key. The key
-is looked at after the handshake on the very connection, and again before each write, so that nothing is sent to a key
+is looked at after the handshake on the very connection, and again before each write, so that no write begins to a key
 without a lease, nor after its end. Evidence is asked for on a connection of its own, and counts for the key of that
 connection. So the rotation of keys, restarts and several servers behind one address work, and nothing is sent in
 between. The ordinary check of certificates stays on.
@@ -15,9 +15,10 @@ import asyncio
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -36,10 +37,12 @@ from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
 RELEASE_PATH = "/milkglass/release"
-EVIDENCE_SECONDS = 30.0  # for an answer with evidence
+EVIDENCE_SECONDS = 30.0  # for a whole answer with evidence
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
 MAX_CONNECTIONS = 256  # to the server at a time
-MAX_ATTEMPTS = 16  # pieces of evidence under one request: servers behind one address may answer in turn
+MAX_ATTEMPTS = 16  # keys without a lease under one request
+MAX_EVIDENCE = 4  # pieces of evidence for one key: servers behind one address may answer in turn
+PIECE_BYTES = 64 << 10  # of a body, each of which is sent only while the lease lasts
 
 _Error = TypeVar("_Error", bound=BaseException)
 Verify = Callable[[bytes, bytes, bytes], Verdict]  # of a document, SHA-256 of the SPKI, and the nonce
@@ -144,6 +147,7 @@ class AttestedChannel:
             transport=SeparateConnections(MAX_CONNECTIONS, self.context),
         )  # fmt: skip
         del client.headers["User-Agent"]
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # one request's are none of the next's
         return client
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
@@ -154,7 +158,9 @@ class AttestedChannel:
             Unreachable: there is no answer.
         """
         for _ in range(MAX_ATTEMPTS):
-            request = self._client.build_request(method, path, headers=headers, content=body)
+            request = self._client.build_request(
+                method, path, headers={**headers, "Content-Length": str(len(body))}, content=_pieces(body)
+            )
             try:
                 return await self._client.send(request, stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
@@ -172,24 +178,25 @@ class AttestedChannel:
         return no_lease is not None
 
     async def admit(self, spki: bytes) -> None:
-        """Asks for evidence and grants a lease to the key that gave it. Raises AttestationError.
+        """Asks for evidence until this key gave it, and grants a lease to each key that did. Raises AttestationError.
 
-        Args:
-            spki: the key without a lease. Behind one address another server may answer; then this one is met again.
+        Behind one address several servers may answer in turn, so that the first evidence may be another one's. A key
+        that is gone, since it was rotated, is not waited for.
         """
         async with self._admission:
-            if self.leases.live(spki):
-                return
-            nonce = secrets.token_bytes(NONCE)
-            peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
-            verdict = self._verify(document, peer, nonce)
-            self.verdicts(verdict)
-            if not verdict.holds:
-                name, reason = next(iter(verdict.refused.items()))
-                raise AttestationError(
-                    name, f"nothing was sent: {reason}", "see `milkglass attest URL --policy POLICY`"
-                )
-            self.leases.grant(peer)
+            for _ in range(MAX_EVIDENCE):
+                if self.leases.live(spki):
+                    return
+                nonce = secrets.token_bytes(NONCE)
+                peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
+                if not self.leases.live(peer):
+                    verdict = await asyncio.to_thread(self._verify, document, peer, nonce)
+                    self.verdicts(verdict)
+                    if not verdict.holds:
+                        name, reason = next(iter(verdict.refused.items()))
+                        hint = "see `milkglass attest URL --policy POLICY`"
+                        raise AttestationError(name, f"nothing was sent: {reason}", hint)
+                    self.leases.grant(peer)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -216,6 +223,7 @@ async def evidence_from(
     context = admitting(is_first_key, authority)
     try:
         async with (
+            asyncio.timeout(EVIDENCE_SECONDS),
             httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
             client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
         ):
@@ -227,7 +235,15 @@ async def evidence_from(
                     raise AttestationError("size", f"the evidence has more than {MAX_DOCUMENT:,} bytes")
     except (httpx2.TransportError, ssl.SSLError) as error:
         raise unreachable(server, error) from error
+    except TimeoutError:
+        raise Unreachable(f"{server} gave no whole evidence within {EVIDENCE_SECONDS:g} s", "try again later") from None
     return keys[0], bytes(body)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Yields a body in pieces. The connection looks at its lease before each."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def verifier(
@@ -244,6 +260,9 @@ def verifier(
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         moment, host = now(), urlsplit(policy.server).hostname or ""
         received = PROVIDERS[policy.evidence].read(document, spki, nonce, host, moment)
+        if received.form not in (policy.evidence, "none"):  # a policy judges what nothing binds
+            fault = f"the server answered in the form {received.form!r}, and the policy says {policy.evidence!r}"
+            raise AttestationError("form", fault)
         machine, gpus, bound = evidence.verify(with_collateral(received, collateral or {}), moment, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 

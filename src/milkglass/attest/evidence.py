@@ -2,7 +2,8 @@
 
     {"milkglass_evidence": 1, "kind": "sev-snp", "evidence": BASE64, "collateral": {NAME: BASE64}, "form": "milkglass",
      "spki": HEX, "nonce": HEX, "gpus": [{"arch": ..., "evidence": BASE64, "certificate": BASE64}],
-     "references": [BASE64], "gpu_revocation": [BASE64], "sealing": BASE64, "recorded": "2026-11-26T12:00:00Z"}
+     "references": [BASE64], "gpu_revocation": [BASE64], "sealing": BASE64, "keyset": BASE64, "host": NAME,
+     "recorded": "2026-11-26T12:00:00Z"}
 
 Our own server binds its TLS key, our nonce and the GPUs' evidence into the report data:
 
@@ -23,12 +24,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, Self, get_args
 
-from milkglass.attest import intel, nvidia, sev_snp
+from milkglass.attest import aci, intel, nvidia, sev_snp
 from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
 Form = Literal["milkglass", "tinfoil", "aci", "none"]
-MAX_DOCUMENT, MAX_LISTED, NONCE = 10 << 20, 64, 32
+MAX_DOCUMENT, NONCE = 10 << 20, 32
+MAX_LISTED = {"gpus": 16, "references": 16, "gpu_revocation": 64}  # entries of a document, each of which costs time
 SOFTWARE = b"milkglass software evidence 1"
 
 
@@ -47,7 +49,8 @@ class HardwareEvidence:
         references: manifests of reference values.
         gpu_revocation: NVIDIA's lists and answers on revoked keys.
         sealing: the key to which files are sealed (sealing.py); empty if the server takes none.
-        statement: of ACI, what the report data are the digest of.
+        keyset: of ACI, the canonical keyset that the hardware signed.
+        host: of ACI, the name by which the server was asked.
         recorded: when it was recorded.
     """
 
@@ -61,7 +64,8 @@ class HardwareEvidence:
     references: tuple[bytes, ...] = ()
     gpu_revocation: tuple[bytes, ...] = ()
     sealing: bytes = b""
-    statement: bytes = b""
+    keyset: bytes = b""
+    host: str = ""
     recorded: str = ""
 
     @classmethod
@@ -73,9 +77,9 @@ class HardwareEvidence:
             raw = json.loads(document)
             if raw["milkglass_evidence"] != 1:
                 raise AttestationError("version", "the evidence has another version than 1")
-            lists = {name: list(raw.get(name, [])) for name in ("gpus", "references", "gpu_revocation")}
-            if too_many := next((name for name, items in lists.items() if len(items) > MAX_LISTED), None):
-                raise AttestationError("size", f"evidence with more than {MAX_LISTED} {too_many}")
+            lists = {name: list(raw.get(name, [])) for name in MAX_LISTED}
+            if too_many := next((name for name, items in lists.items() if len(items) > MAX_LISTED[name]), None):
+                raise AttestationError("size", f"evidence with more than {MAX_LISTED[too_many]} {too_many}")
             if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(Form):
                 raise AttestationError("kind", "the evidence is of an unknown kind or form")
             return cls(
@@ -84,8 +88,8 @@ class HardwareEvidence:
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
                 tuple(nvidia.decoded(gpu) for gpu in lists["gpus"]),
                 tuple(map(_bytes, lists["references"])), tuple(map(_bytes, lists["gpu_revocation"])),
-                _bytes(raw.get("sealing", "")), _bytes(raw.get("statement", "")),
-                str(raw.get("recorded", "")),
+                _bytes(raw.get("sealing", "")), _bytes(raw.get("keyset", "")),
+                str(raw.get("host", "")), str(raw.get("recorded", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
@@ -98,7 +102,7 @@ class HardwareEvidence:
             "collateral": {name: _text(value) for name, value in self.collateral.items()},
             "spki": self.spki.hex(), "nonce": self.nonce.hex(), "gpus": gpus,
             "references": [*map(_text, self.references)], "gpu_revocation": [*map(_text, self.gpu_revocation)],
-            "sealing": _text(self.sealing), "statement": _text(self.statement), "recorded": self.recorded,
+            "sealing": _text(self.sealing), "keyset": _text(self.keyset), "host": self.host, "recorded": self.recorded,
         }, indent=1).encode()  # fmt: skip
 
 
@@ -147,6 +151,7 @@ def verify(
     live = spki is not None
     if live and (nonce is None or len(nonce) != NONCE):
         raise AttestationError("nonce", f"a nonce of {NONCE} bytes is required")
+    _require_form(evidence)
     key, requested_nonce = (evidence.spki if spki is None else spki), (evidence.nonce if nonce is None else nonce)
     if evidence.kind == "software":
         machine = _software(evidence.raw)
@@ -162,11 +167,21 @@ def verify(
         for raw, pem, arch in evidence.gpus
     ]
     nvidia.require_distinct(gpus)
-    return machine, gpus, _binding(evidence, machine, key, requested_nonce, live)
+    return machine, gpus, _binding(evidence, machine, key, requested_nonce, live, now)
+
+
+def _require_form(evidence: HardwareEvidence) -> None:
+    """Raises AttestationError for parts that the evidence's form does not bind, or that no hardware signs."""
+    if evidence.kind == "software" and evidence.form != "milkglass":
+        raise AttestationError("kind", "the software stand-in answers in our own form alone")
+    if evidence.form in ("tinfoil", "aci") and (evidence.gpus or evidence.sealing):
+        raise AttestationError("binding", f"the form {evidence.form} binds no GPUs and no sealing key")
+    if evidence.form == "none" and evidence.sealing:
+        raise AttestationError("binding", "nothing binds the sealing key")
 
 
 def _binding(
-    evidence: HardwareEvidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool
+    evidence: HardwareEvidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool, now: datetime
 ) -> list[Claim]:
     """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
     key_name = "the connection's key" if live else "the recorded key"
@@ -189,9 +204,8 @@ def _binding(
             raise AttestationError("binding", f"the hardware did not sign {key_name}")
         return [proven("binding", f"{key_name} belongs to the measured software"), stale]
     if evidence.form == "aci":
-        expected = hashlib.sha256(evidence.statement).digest() + bytes(32)
-        nonce_field = f'"nonce":"{nonce.hex()}"'.encode()
-        if not hmac.compare_digest(machine.report_data, expected) or nonce_field not in evidence.statement:
+        aci.require_listed(evidence.keyset, spki, evidence.host, now)
+        if not hmac.compare_digest(machine.report_data, aci.signed_report_data(evidence.keyset, nonce)):
             raise AttestationError("binding", f"the hardware did not sign a keyset with {key_name} and this nonce")
         return [proven("binding", f"{key_name} is in the keyset of the measured software"),
                 proven("fresh", "it answered our nonce")]  # fmt: skip

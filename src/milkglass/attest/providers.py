@@ -3,8 +3,7 @@
     tinfoil    {"format": URL, "body": BASE64 of gzip of a report}; the first half of the report data is SHA-256 of the
                SPKI; there is no nonce (tinfoilsh/tinfoil-python, src/tinfoil/attestation)
     aci        Attested Confidential Inference, aci/1 (Dstack-TEE/private-ai-gateway, spec/aci.md, sections 3 and 4):
-               report_data = SHA-256 of {"keyset_digest", "nonce", "purpose"}, and 32 zero bytes; the keyset lists the
-               SPKI of each name
+               the report data sign a keyset, which lists the SPKI of each name (aci.py)
 
 ACI's event log and source provenance are not read: the registers of the policy decide what runs. Its receipts are not
 checked either.
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from milkglass.attest.aci import canonical
 from milkglass.attest.claims import Kind
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.errors import AttestationError
@@ -32,8 +31,6 @@ TINFOIL: Mapping[str, Kind] = {
     "https://tinfoil.sh/predicate/tdx-guest/v2": "tdx",
 }
 ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
-PURPOSE = "aci.report_data.v1"
-MAX_KEYSET_SECONDS = 400 * 86_400  # seconds: a keyset that is to last longer is refused
 
 PATH = "/.well-known/milkglass-attestation"  # of our own server
 
@@ -77,7 +74,7 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
 
 
 def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
-    """Reads a report of ACI, and checks that its keyset lists the connection's key for this name."""
+    """Reads a report of ACI. Whether its keyset lists the connection's key is checked with all the rest."""
     fields = _object(document)
     report, version = fields.get("attestation"), fields.get("api_version")
     if version != "aci/1" or not isinstance(report, dict):
@@ -86,30 +83,12 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
     hardware_kind = ACI.get(str(report.get("tee_type")))
     if hardware_kind is None or not isinstance(keyset, dict) or not isinstance(evidence, dict):
         raise AttestationError("kind", f"the TEE {str(report.get('tee_type'))[:40]!r} is not supported")
-    _require_listed(keyset, spki, host, now)
-    digest = hashlib.sha256(_canonical(keyset)).hexdigest()
-    statement = f'{{"keyset_digest":"sha256:{digest}","nonce":"{nonce.hex()}","purpose":"{PURPOSE}"}}'
     try:
         raw = bytes.fromhex(str(evidence["quote"]).removeprefix("0x"))
     except (KeyError, ValueError):
         raise AttestationError("evidence", "the report of ACI has no quote in hex") from None
-    return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
-
-
-def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
-    end_time = keyset.get("not_after")
-    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < MAX_KEYSET_SECONDS:
-        raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
-    entries = keyset.get("tls_public_keys")
-    records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    names = [record for record in records if record.get("domain") in (None, "", host)]
-    if not any(name.get("spki_sha256") == spki.hex() for name in names):
-        raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
-
-
-def _canonical(keyset: Any) -> bytes:
-    """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, keyset=canonical(keyset), host=host,
+                            recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")  # fmt: skip
 
 
 def _object(document: bytes) -> dict[str, Any]:

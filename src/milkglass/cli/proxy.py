@@ -204,13 +204,13 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
 
     rules, files = policies.read(path, policies.Policy), read_collateral(collateral)
     pinned = policies.read_lock(path)
-    last = list[tuple[bool, tuple[str, ...]]]()
+    said = set[tuple[str, ...]]()
 
     def say_verdict(verdict: Verdict) -> None:
-        outcome = (verdict.holds, tuple(verdict.refused))
-        if last[-1:] != [outcome]:  # a verdict that does not change is said once
-            last.append(outcome)
-            note("\n".join(verdict.lines()))
+        lines = tuple(verdict.lines())
+        if lines not in said:  # of several servers, or after a change, each verdict is said once
+            said.add(lines)
+            note("\n".join(lines))
 
     return AttestedChannel(rules, verifier(rules, pinned, files), server.certificate, say_verdict)
 

@@ -31,9 +31,10 @@ from milkglass.client.remote.strict_json import HINT, document
 from milkglass.engines.concurrency import CallLimit
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import AnswerBounds, refusal
-from milkglass.errors import RemoteError, Unreachable, UsageError
+from milkglass.errors import AttestationError, RemoteError, Unreachable, UsageError
 
 MAX_EVENT = 4 << 20  # bytes of one event
+MAX_ADMISSIONS = 16  # keys of an attested server under one request
 MAX_ANSWER_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
 EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
 TIMEOUT_HINT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
@@ -265,20 +266,25 @@ class Upstream:
         method = "GET" if call.body is None else "POST"
         request = self._client.build_request(method, call.path, json=call.body)
         self.traffic.sent += len(request.content)
-        for attempt in range(self.timeouts.attempts):
+        attempt, admissions = 0, 0
+        while True:
             try:
                 async with asyncio.timeout(self.timeouts.begin):
                     return await self._client.send(request, stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if self._admission is not None and await self._admission.admitted(error):
+                    admissions += 1
+                    if admissions == MAX_ADMISSIONS:
+                        fault = f"{self.url} showed another key each of {MAX_ADMISSIONS} times"
+                        raise AttestationError("rotation", fault, "try again") from None
                     continue
-                if not isinstance(error, NEVER_SENT) or attempt == self.timeouts.attempts - 1:
+                attempt += 1
+                if not isinstance(error, NEVER_SENT) or attempt == self.timeouts.attempts:
                     raise
-                await asyncio.sleep(self.timeouts.pause * 2**attempt)
+                await asyncio.sleep(self.timeouts.pause * 2 ** (attempt - 1))
             except TimeoutError as error:
                 fault = f"{self.url} did not begin to answer within {self.timeouts.begin:g} s"
                 raise Unreachable(fault, TIMEOUT_HINT) from error
-        raise AssertionError("the last attempt returns or raises")
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
         """Returns the body, or a little more than `limit` bytes of a longer one."""

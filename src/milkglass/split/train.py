@@ -163,10 +163,11 @@ class Evaluation:
     """The accuracy of two halves on texts that they were not trained on.
 
     Attributes:
+        right: the share of right answers.
         left_out: how many texts are too long to be sent; they are not counted.
     """
 
-    accuracy: float
+    right: float
     texts: int
     left_out: int
 
