@@ -2,10 +2,10 @@
 
     python bench/sizes.py FOLDER        FOLDER: where answers are kept; writes recipes/results/sizes.json
 
-500 answers of at most 40 tokens to questions on five topics are generated once. An engine then streams them token by
-token, with pauses of 10 ms (with noise), behind `serve --attested` with the software stand-in; a client asks for them,
-and a relay between both notes the TLS records. Half of the answers are the attacker's own recordings. Control: the
-topics of these are shuffled.
+500 answers of at most 200 tokens to fifty questions on five topics are generated once. An engine then streams them
+token by token, with pauses of 10 ms (with noise), behind `serve --attested` with the software stand-in; clients ask for
+them, and a relay before each notes the TLS records. The answers to half of the questions are the attacker's own
+recordings, and those to the others are read. Control: the topics of the recordings are shuffled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.observations import Records
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "sizes.json"
-EACH, TOKENS, PAUSE = 100, 40, 0.010
+EACH, TOKENS, PAUSE = 100, 200, 0.010
+CLIENTS = 8  # that ask at a time, each on a connection of its own
 TOPICS = {
     "medicine": "Describe the symptoms and the treatment of {}.",
     "cooking": "Give me a short recipe for {}.",
@@ -115,7 +116,9 @@ def generated(folder: Path) -> list[dict[str, Any]]:
                                  pad_token_id=tokenizer.pad_token_id)  # fmt: skip
         for row in out[:, batch["input_ids"].shape[1] :].tolist():
             ids = row[: row.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in row else row
-            found.append({"topic": number, "tokens": [tokenizer.decode([one]) for one in ids] or ["."]})
+            question = len(TOPICS) * (len(found) % len(chats)) + number
+            tokens = [tokenizer.decode([one]) for one in ids] or ["."]
+            found.append({"topic": number, "question": question, "tokens": tokens})
     files.private_dir(folder)
     path.write_text(json.dumps(found), "utf-8")
     return found
@@ -161,11 +164,27 @@ async def recorded(answers: list[dict[str, Any]], folder: Path, quiet: str | Non
     while not server.started:
         await asyncio.sleep(0.05)
     front._client = httpx2.AsyncClient(transport=Streaming(engine(answers)), base_url="http://engine")
-    recorder = RecordRelay("127.0.0.1", listener.getsockname()[1])
-    begun = time.monotonic()
-    records = []
+    records, seconds = [list[tuple[int, float]]() for _ in answers], list[float]()
+    address = ("127.0.0.1", listener.getsockname()[1])
+    await asyncio.gather(*(
+        asked(RecordRelay(*address), range(first, len(answers), CLIENTS), certificate, quiet, records, seconds)
+        for first in range(CLIENTS)
+    ))  # fmt: skip
+    server.should_exit = True
+    await task
+    sizes = Sequences.of(np.array([size for size, _ in one], np.int64) for one in records)
+    times = Sequences.of(np.array([1000 * at for _, at in one], np.int64) for one in records)
+    return Records(sizes, times), sum(seconds)
+
+
+async def asked(
+    recorder: RecordRelay, numbers: range, certificate: Path, quiet: str | None,
+    records: list[list[tuple[int, float]]], seconds: list[float],
+) -> None:  # fmt: skip
+    """Asks for some answers, one after the other, and notes the records of each."""
     async with recorder.running() as port, httpx2.AsyncClient(verify=str(certificate), timeout=60) as client:
-        for number in range(len(answers)):
+        for number in numbers:
+            begun = time.monotonic()
             recorder.answers.clear()
             body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": f"{number:03}"}]}
             headers = {} if quiet is None else {QUIET_HEADER: quiet}
@@ -173,13 +192,8 @@ async def recorded(answers: list[dict[str, Any]], folder: Path, quiet: str | Non
             answer = await client.post(f"https://localhost:{port}/v1/chat/completions", headers=headers,
                                        content=sent if quiet is None else passthrough.padded(sent))  # fmt: skip
             answer.raise_for_status()
-            records.append([one for part in recorder.answers for one in part])
-    took = time.monotonic() - begun
-    server.should_exit = True
-    await task
-    sizes = Sequences.of(np.array([size for size, _ in one], np.int64) for one in records)
-    times = Sequences.of(np.array([1000 * at for _, at in one], np.int64) for one in records)
-    return Records(sizes, times), took
+            records[number] = [one for part in recorder.answers for one in part]
+            seconds.append(time.monotonic() - begun)
 
 
 class Streaming(httpx2.ASGITransport):
@@ -302,7 +316,7 @@ def certificate_of(folder: Path) -> tuple[Path, Path]:
 
 def main(folder: Path) -> None:
     answers = generated(folder)
-    topics = np.array([one["topic"] for one in answers])
+    topics, questions = (np.array([one[name] for one in answers]) for name in ("topic", "question"))
     lengths = Sequences.of(
         np.array([len(json.dumps(token, ensure_ascii=False).encode()) - 2 for token in one["tokens"]], np.int64)
         for one in answers
@@ -310,7 +324,7 @@ def main(folder: Path) -> None:
     made, figures = now(), list[ResultRecord]()
     for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
         records, took = asyncio.run(recorded(answers, folder, quiet))
-        answered = EncryptedAnswers(records, topics, lengths=lengths)
+        answered = EncryptedAnswers(records, topics, lengths=lengths, questions=questions)
         for note, shuffled in (("", False), ("control", True)):
             for measure, one in answered.read_by_sizes(0, Budget(600), shuffled).items():
                 half = 50 * (one.high - one.low)
@@ -320,7 +334,11 @@ def main(folder: Path) -> None:
         figures.append(ResultRecord(measure="seconds an answer", value=took / len(answers), variant=name))
         figures.append(ResultRecord(measure="kB an answer", value=size / 1000, variant=name))
         print(name, {one.name: round(one.value, 2) for one in figures if one.variant == name}, flush=True)
-    counts = {"answers": len(answers), "topics": len(TOPICS)}
+    token_counts = np.array([len(one["tokens"]) for one in answers])
+    for number, topic in enumerate(TOPICS):
+        mean = float(token_counts[topics == number].mean())
+        figures.append(ResultRecord(measure="tokens an answer", value=mean, variant=topic))
+    counts = {"answers": len(answers), "topics": len(TOPICS), "questions": len({*questions.tolist()})}
     document = {"made": made, **counts, "figures": [one.rounded(3).to_json() for one in figures]}
     files.write(OUT, json.dumps(document, indent=1) + "\n")
 

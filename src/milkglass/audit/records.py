@@ -6,7 +6,8 @@ A row of the file is an answer as anybody on the way sees it, and what the user 
 
 `sizes` are the bytes of its TLS records and `times` the seconds from the request to each; `lengths`, which may be left
 out, are the bytes of each of its tokens. A random half plays the attacker's own recordings, and the other half is read.
-The control has recordings whose topics are shuffled.
+Answers with the same `question`, which may be left out too, are in one half: what an attacker recorded for a question
+of their own says more of another answer to the same one. The control has recordings whose topics are shuffled.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class EncryptedAnswers:
     Attributes:
         topics: (b,) the place of each one's topic in `names`.
         lengths: of each the bytes of each token. None: that is not known.
+        questions: (b,) a number for each one's question; answers to one question are in one half. None: each is apart.
     """
 
     records: Records
     topics: Ids
     names: tuple[str, ...] = ()
     lengths: Sequences | None = None
+    questions: Ids | None = None
 
     def read_by_sizes(self, seed: int, budget: Budget, shuffled: bool = False) -> dict[str, Interval]:
         """Returns what the attack `sizes` reads of a random half, with the other half as its recordings.
@@ -56,8 +59,7 @@ class EncryptedAnswers:
             shuffled: whether the topics of the recordings are, as a control.
         """
         rng = np.random.default_rng(seed)
-        order = rng.permutation(len(self.topics))
-        recorded, attacked = order[: len(order) // 2], order[len(order) // 2 :]
+        recorded, attacked = self._halves(rng)
         labels = rng.permutation(self.topics[recorded]) if shuffled else self.topics[recorded]
         knowledge = Knowledge(recordings=Recordings(self._records(recorded), labels, _part(self.lengths, recorded)))
         guess = Sizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
@@ -65,6 +67,18 @@ class EncryptedAnswers:
         truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]),
                       topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
         return dict(score(guess, truth, rng).measures)
+
+    def _halves(self, rng: np.random.Generator) -> tuple[Ids, Ids]:
+        """Returns the numbers of two random halves. Each half has every topic that has two questions."""
+        if self.questions is None:
+            order = rng.permutation(len(self.topics))
+            return order[: len(order) // 2], order[len(order) // 2 :]
+        recorded = list[np.int64]()
+        for topic in np.unique(self.topics):
+            questions = rng.permutation(np.unique(self.questions[self.topics == topic]))
+            recorded += questions[: (len(questions) + 1) // 2].tolist()
+        is_recorded = np.isin(self.questions, recorded)
+        return np.flatnonzero(is_recorded), np.flatnonzero(~is_recorded)
 
     def _records(self, numbers: NDArray[np.int64]) -> Records:
         sizes, times = (_part(sequences, numbers) for sequences in (self.records.sizes, self.records.times))
@@ -116,7 +130,8 @@ class EndpointAudit:
 
 def audit(answers: EncryptedAnswers, seed: int, budget: Budget) -> EndpointAudit:
     """Attacks sizes and times of answers."""
-    reading, control = (answers.read_by_sizes(seed, budget, shuffled) for shuffled in (False, True))
+    reading, shuffled = (answers.read_by_sizes(seed, budget, is_shuffled) for is_shuffled in (False, True))
+    control = {"topics": shuffled["topics"]}  # lengths of tokens are read without recordings
     counts = np.bincount(answers.topics)
     return EndpointAudit(len(answers.topics), len(counts), float(counts.max() / counts.sum()), reading, control)
 
@@ -124,11 +139,13 @@ def audit(answers: EncryptedAnswers, seed: int, budget: Budget) -> EndpointAudit
 def read(path: Path) -> EncryptedAnswers:
     """Reads answers. Raises CodecError for a bad row, and EmptyText if there are too few answers or topics."""
     sizes, times, lengths, topics = list[Ids](), list[Ids](), list[Ids | None](), list[str]()
+    questions = list[str | None]()
     for place, row in json_rows(path):
         topics.append(text_of(place, row, "topic"))
         sizes.append(_numbers(place, row, "sizes", 1))
         times.append(_numbers(place, row, "times", 1000))
         lengths.append(_numbers(place, row, "lengths", 1) if "lengths" in row else None)
+        questions.append(text_of(place, row, "question") if "question" in row else None)
         if len(sizes[-1]) != len(times[-1]):
             raise CodecError(
                 f"{place} has {len(sizes[-1])} sizes and {len(times[-1])} times", "give both of each record"
@@ -144,9 +161,20 @@ def read(path: Path) -> EncryptedAnswers:
         raise CodecError(
             f"{path.name} has lengths in {len(known_lengths)} of {len(lengths)} rows", "give them in all or none"
         )
+    known_questions = [question for question in questions if question is not None]
+    if known_questions and len(known_questions) < len(questions):
+        raise CodecError(
+            f"{path.name} has questions in {len(known_questions)} of {len(questions)} rows", "give them in all or none"
+        )
+    question_ids = np.unique(known_questions, return_inverse=True)[1] if known_questions else None
+    if question_ids is not None and min(len({*question_ids[np.array(topics) == name]}) for name in names) < 2:
+        raise EmptyText(
+            f"{path.name} has a topic with one question only", "give two or more of each, or leave them out"
+        )
     topic_ids = np.array([names.index(topic) for topic in topics], np.int64)
     token_lengths = Sequences.of(known_lengths) if known_lengths else None
-    return EncryptedAnswers(Records(Sequences.of(sizes), Sequences.of(times)), topic_ids, names, token_lengths)
+    records = Records(Sequences.of(sizes), Sequences.of(times))
+    return EncryptedAnswers(records, topic_ids, names, token_lengths, question_ids)
 
 
 def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
