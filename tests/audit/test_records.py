@@ -90,18 +90,18 @@ def test_too_few_answers_or_topics_and_lengths_of_some_are_refused(tmp_path: Pat
 def test_answers_to_one_question_are_in_one_half(tmp_path: Path) -> None:
     """Sizes tell the question and not the topic: recordings of the same questions read it, those of others do not."""
     rng = np.random.default_rng(0)
-    size_of = rng.permutation(24) * 100 + 400
+    size_of = rng.permutation(40) * 100 + 400
     found = [
         {"topic": ("law", "travel")[question % 2], "sizes": [int(size_of[question])] * 3, "times": [0.1, 0.2, 0.3],
          "question": f"question {question}"}
-        for question in [*range(24)] * 8
+        for question in [*range(40)] * 8
     ]  # fmt: skip
     bare = [{name: value for name, value in one.items() if name != "question"} for one in found]
     assert audit(read(file(tmp_path, bare)), 1, Budget(60)).reading["topics"].value > 0.9
     known = audit(read(file(tmp_path, found)), 1, Budget(60))
-    assert known.reading["topics"].value < 0.8 and [*known.control] == ["topics"]
+    assert known.reading["topics"].value < 0.75 and [*known.control] == ["topics"]
     del found[5]["question"]
-    with pytest.raises(CodecError, match="191 of 192"):
+    with pytest.raises(CodecError, match="319 of 320"):
         read(file(tmp_path, found))
     alone = [{**one, "question": "the same"} if one["topic"] == "law" else one for one in rows(True)]
     with pytest.raises(CodecError, match="questions"):
