@@ -232,7 +232,10 @@ class _Run:
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
             all_read = attackers.everything_read(self.setting, answered.cell)
-            more: tuple[str, ...] = ("while the hardware holds; all of it is read if the hardware fails",)
+            more: tuple[str, ...] = (
+                "while the hardware holds; all of it is read if the hardware fails",
+                "our verifier knows recordings only, and was never tried on live hardware",
+            )
             if isinstance(self.setting.rows, ChatRows):
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
             return replace(all_read, attack="none, while the hardware holds", tokens=nothing, content=nothing,
