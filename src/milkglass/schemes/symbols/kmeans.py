@@ -29,7 +29,15 @@ from numpy.typing import NDArray
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
-from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
+from milkglass.schemes.symbols.finder import (
+    Evidence,
+    Floats,
+    FoundSymbols,
+    MapFinder,
+    TaskTexts,
+    VectorSource,
+    thousandths,
+)
 
 ROWS_AT_A_TIME = 4096  # rows of distances held at a time
 PRICE_MOMENTUM, FLOOR = 0.7, 0.05  # of the price: what stays of the last round's, and what bounds it from below
@@ -47,23 +55,23 @@ class KMeans(MapFinder):
     Attributes:
         vectors: each token alone through the public encoder, mean of its last states ("encoder"), or its row of the
             input table ("table").
-        label_weight: of the label score; 0: labels are not used.
+        label_weight: the weight of the label score; 0: labels are not used.
         mass_price: the price of a symbol with more than its share of running text; 0: none.
-        rounds: of assignment.
+        rounds: the number of rounds of assignment.
     """
 
-    vectors: Vectors = "encoder"
+    vectors: VectorSource = "encoder"
     label_weight: float = limited(1.0)
     mass_price: float = limited(0.3)
     rounds: int = limited(25, least=1)
 
     def find(
-        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
-        draws: Callable[[str], Draws], progress: Progress,
+        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,
+        draws_for: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
         """Returns the clusters. Draws from "symbols/start"."""
-        points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbols)
-        start_draws = draws("symbols/start")
+        points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbol_count)
+        start_draws = draws_for("symbols/start")
         clusters.start(points, start_draws)
         for number in range(self.rounds):
             clusters.move(points, self.mass_price, start_draws)
@@ -88,10 +96,10 @@ class Clusters:
         symbol_of_token: (c,) the symbol of each token.
     """
 
-    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
+    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbol_count: int) -> None:
         self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
         self.centres: Floats | None = None
-        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbol_count)
 
     def of_tokens(self, n: int) -> Ids:
         """Returns (n,) the symbol of each token, 0 for tokens that are not clustered."""

@@ -28,7 +28,13 @@ from torch.overrides import TorchFunctionMode
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, record_runs
+from milkglass.attacks.gradients.optimisation.distance import (
+    Distance,
+    gradient_product,
+    layer_products,
+    linear_layers,
+    record_runs,
+)
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
@@ -153,7 +159,7 @@ class Problem:
         self.names = comparable(step, tensors)
         self.seen = {name: tensors[name].float() for name in self.names}
         self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
-        self.layers = linear(step.module, self.names)
+        self.layers = linear_layers(step.module, self.names)
         layered = {name for one in self.layers for name in (one.weight, one.bias)}
         self._unlayered = [name for name in self.names if name not in layered]
         self._parameters = dict(step.module.named_parameters())
@@ -222,10 +228,10 @@ class Problem:
             loss = self.step.loss(x, self.mask, targets)
         variables = [one.outputs for one in runs] + [self._parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
-        inner_products = products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
+        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
-            inner_products[name] = product(gradient, self.seen[name])
-        return self.distance.of(inner_products, self.squares)[0]
+            inner_products[name] = gradient_product(gradient, self.seen[name])
+        return self.distance.from_products(inner_products, self.squares)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
@@ -257,8 +263,8 @@ class Problem:
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
-            inner_products = products(self.layers, runs, deltas, self.seen, count)
-            return device.array(self.distance.of(inner_products, self.squares).double())
+            inner_products = layer_products(self.layers, runs, deltas, self.seen, count)
+            return device.array(self.distance.from_products(inner_products, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():
