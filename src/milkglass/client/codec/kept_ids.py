@@ -41,11 +41,11 @@ class KeptIds:
 
     decode: Callable[[Sequence[int]], str]
     letters: Iterator[str]
-    stop: str = ""
+    end_mark: str = ""
     kept_by_mark: dict[str, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stop = next(self.letters)
+        self.end_mark = next(self.letters)
 
     def mark_prompt(self, text: str, ids: Sequence[int]) -> str:
         """Returns a text with marks around what it repeats of the answer with these ids."""
@@ -65,10 +65,10 @@ class KeptIds:
     @property
     def pattern(self) -> re.Pattern[str]:
         """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
-        return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.stop}", re.DOTALL)
+        return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.end_mark}", re.DOTALL)
 
     def _without_marks(self, text: str) -> str:
-        if any(letter in text for letter in (*self.kept_by_mark, self.stop)):
+        if any(letter in text for letter in (*self.kept_by_mark, self.end_mark)):
             raise Rewritten
         return text
 
@@ -106,15 +106,15 @@ class KeptIds:
         span = repeated(text, decoded)
         if span is None:
             return text
-        start, begin, size = span
-        first, last = self._token_span(ids, begin, begin + size, decoded)
+        text_start, answer_start, size = span
+        first, last = self._token_span(ids, answer_start, answer_start + size, decoded)
         inner, prefix = self.decode(ids[first:last]), len(self.decode(ids[:first]))
-        at = start + prefix - begin
+        at = text_start + prefix - answer_start
         if first >= last or not inner or text[at : at + len(inner)] != inner:
             return text
         mark = next(self.letters)
         self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
-        return f"{text[:at]}{mark}{inner}{self.stop}{text[at + len(inner) :]}"
+        return f"{text[:at]}{mark}{inner}{self.end_mark}{text[at + len(inner) :]}"
 
     def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
