@@ -65,7 +65,7 @@ def test_forward_backward_is_the_sum_over_all_readings() -> None:
         tokens = [int(originals[s, j]) for s, j in zip(seen, path, strict=True)]
         value = (share[tokens[0]] + 1e-9) * np.prod([p[s, j] for s, j in zip(seen, path, strict=True)])
         for a, b in zip(tokens, tokens[1:], strict=False):
-            value *= neighbours.between(np.array([a]), np.array([b]))[0, 0]
+            value *= neighbours.transitions(np.array([a]), np.array([b]))[0, 0]
         for place, j in enumerate(path):
             total[place, j] += value
     for place, (some, likely) in enumerate(posterior(seen, channel, neighbours)):

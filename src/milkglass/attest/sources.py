@@ -25,7 +25,7 @@ from milkglass.errors import AttestationError, UsageError
 
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
-MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # of a report while another program asks for one, and seconds between them
+MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts while another program asks for a report; seconds between them
 # Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
 CERTIFICATE_NAMES = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",

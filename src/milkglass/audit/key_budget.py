@@ -28,11 +28,11 @@ def measured_sizes(total: int) -> list[int]:
     return [*(step for step in steps if step < 0.8 * total), total]
 
 
-def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
-    """Returns the scene with its first texts, and how many tokens these have: `tokens` or more if it has as many."""
+def beginning(scene: Scene, token_count: int) -> tuple[Scene, int]:
+    """Returns the scene with its first texts, and how many tokens these have: `token_count` or more if possible."""
     sent = scene.truth.sent
-    texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
-    first = np.arange(min(texts, len(sent)))
+    text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
+    first = np.arange(min(text_count, len(sent)))
     first_texts = sent.chosen(first)
     others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
     transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)

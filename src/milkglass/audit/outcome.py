@@ -76,8 +76,8 @@ class AttackResult:
         """Returns a figure, or nan if there is none."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
-    def among(self, measures: Iterable[str]) -> dict[str, Interval]:
-        return {name: self.measures[name] for name in measures if name in self.measures}
+    def selected_measures(self, names: Iterable[str]) -> dict[str, Interval]:
+        return {name: self.measures[name] for name in names if name in self.measures}
 
 
 def without_intervals(measures: Mapping[str, Interval]) -> dict[str, Interval]:

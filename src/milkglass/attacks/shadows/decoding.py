@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearsed, replacement_counts, write_guesses
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearse_corpus, replacement_counts, write_guesses
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -58,7 +58,7 @@ class ShadowDecoding(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        rehearsals = rehearsed(knowledge, self.rehearsals, rng)
+        rehearsals = rehearse_corpus(knowledge, self.rehearsals, rng)
         channel = self.channel(required(knowledge.candidates), corpus, rehearsals, transcript.size)
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)

@@ -59,18 +59,18 @@ def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Id
 
 
 def estimate_channel(
-    original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidates: int
+    original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidate_count: int
 ) -> Channel:
-    """Returns the channel that rehearsals of `original` show, with at most `candidates` originals a token."""
+    """Returns the channel that rehearsals of `original` show, with at most `candidate_count` originals a token."""
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, rehearsals, size)
     seen_ids, original_ids = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, original_ids, counts = seen_ids[order], original_ids[order], counts[order].astype(np.float64)
     rank = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
-    is_listed = rank < candidates
-    originals = np.full((size, candidates), NO_BELIEF, np.int64)
-    likelihood = np.zeros((size, candidates))
+    is_listed = rank < candidate_count
+    originals = np.full((size, candidate_count), NO_BELIEF, np.int64)
+    likelihood = np.zeros((size, candidate_count))
     originals[seen_ids[is_listed], rank[is_listed]] = original_ids[is_listed]
     sent_counts = np.bincount(original_ids, counts, size)  # how often each token was sent at all
     likelihood[seen_ids[is_listed], rank[is_listed]] = counts[is_listed] / sent_counts[original_ids[is_listed]]
@@ -87,7 +87,7 @@ class Neighbours:
         self.keys, self.count = pairs.left * size + pairs.right, pairs.count
         self.left_counts = summed(pairs.left, pairs.count, size)
 
-    def between(self, left_ids: Ids, right_ids: Ids) -> Floats:
+    def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (a, b) p(right | left), which is never zero."""
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
@@ -103,7 +103,7 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     likelihoods = [
         channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
     ]
-    transitions = [neighbours.between(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
+    transitions = [neighbours.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
     forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
     for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
         forward.append(normalised(forward[-1]) @ transition * likelihood)
@@ -131,7 +131,7 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, g
     return guess
 
 
-def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
+def rehearse_corpus(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
     """Returns the public text as the attacker's own mechanism sends it, `count` times; [] without a mechanism."""
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
@@ -167,7 +167,9 @@ class ChannelAttack(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        channel = estimate_channel(corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
+        channel = estimate_channel(
+            corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
+        )
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent

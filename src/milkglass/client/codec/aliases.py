@@ -31,7 +31,7 @@ def secret_draws() -> Stream:
     return Stream(secrets.token_bytes(32))
 
 
-def drawn_from(stream: Stream) -> Draw:
+def draw_from(stream: Stream) -> Draw:
     """Returns a `Draw` that always uses this stream, so that the choices can be reproduced."""
     return lambda: stream
 
@@ -75,7 +75,7 @@ class Responses:
             )
         return cls(RandomisedResponse(np.sort(mechanism_ids), mechanism.epsilon), stream, own_ids, mechanism_ids)
 
-    def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_draws() if self.stream is None else self.stream.keyed(text)

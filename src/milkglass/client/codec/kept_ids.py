@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-ANSWER_IDS = "answer_ids"  # of a message: the scrambled ids of the answer that it repeats
+ANSWER_IDS = "answer_ids"  # field of a message: the scrambled ids of the answer that it repeats
 MIN_SHARED_LETTERS = 16  # letters of a common beginning of a text and an answer
 MIN_WHOLE_LETTERS = 32  # letters of an answer that is part of a longer text
 Span = tuple[int, int]
@@ -103,7 +103,7 @@ class KeptIds:
         return argument
 
     def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
-        span = repeated(text, decoded)
+        span = find_repeated(text, decoded)
         if span is None:
             return text
         text_start, answer_start, size = span
@@ -125,7 +125,7 @@ class KeptIds:
         return first, last
 
 
-def repeated(text: str, answer: str) -> tuple[int, int, int] | None:
+def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
     """Returns (place in the text, place in the answer, letters) of what a text repeats of an answer, or None.
 
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a

@@ -113,7 +113,7 @@ class Part:
     kind: Kind
     text: str = ""
     calls: Sequence[ToolCall] = ()
-    escapes: int = 0
+    escape_count: int = 0
 
 
 NOTHING = Part("content")
@@ -127,7 +127,7 @@ class _Json:
     begin: int = 0
     marked: bool = True
     name: str | None = None
-    fences: int = 0
+    fence_count: int = 0
 
 
 @dataclass
@@ -264,21 +264,21 @@ class Sections:
             return self._take_text(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
-        escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)
+        escape_count = letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
         self._white, self._has_content, self._begun, self.called = "", False, True, True
         self._last_call, self._in_section = json, True
-        return Part("call", calls=calls, escapes=escapes)
+        return Part("call", calls=calls, escape_count=escape_count)
 
     def _read_gap(self, json: _Json, final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
         self._held = self._held.lstrip(BETWEEN_CALLS if self._in_section else None)
-        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
+        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fence_count else [])
         for mark in closings:
             if self._held.startswith(mark):
                 self._held = self._held[len(mark) :]
-                json.fences -= mark == FENCE
+                json.fence_count -= mark == FENCE
                 self._in_section = self._in_section and mark == FENCE
                 return NOTHING
         if any(mark.startswith(self._held) for mark in closings) or not self._held:
@@ -287,7 +287,7 @@ class Sections:
             return None
         self._last_call = None
         if self._in_section and self._held[0] == "{":
-            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fences)
+            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fence_count)
         return NOTHING
 
 

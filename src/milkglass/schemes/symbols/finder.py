@@ -26,12 +26,12 @@ class TaskTexts:
     Attributes:
         texts: the texts in original ids; a pair is one text.
         labels: (b,) numbers of classes from 0, or standardised scores of a regression.
-        classes: the number of classes; 0 for a regression.
+        class_count: the number of classes; 0 for a regression.
     """
 
     texts: Sequences
     labels: NDArray[np.float64]
-    classes: int
+    class_count: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,6 @@ class MapFinder(abc.ABC):
         """
 
 
-def thousandths(done: int, steps: int) -> int:
-    """Returns the thousandths of the work in the last step, after `done` of `steps` steps. They sum to 1000."""
-    return 1000 * done // steps - 1000 * (done - 1) // steps
+def thousandths(done: int, step_count: int) -> int:
+    """Returns the thousandths of the work in the last step, after `done` of `step_count` steps. They sum to 1000."""
+    return 1000 * done // step_count - 1000 * (done - 1) // step_count

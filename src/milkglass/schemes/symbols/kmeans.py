@@ -40,11 +40,11 @@ from milkglass.schemes.symbols.finder import (
 )
 
 ROWS_AT_A_TIME = 4096  # rows of distances held at a time
-PRICE_MOMENTUM, FLOOR = 0.7, 0.05  # of the price: what stays of the last round's, and what bounds it from below
+PRICE_MOMENTUM, LOAD_FLOOR = 0.7, 0.05  # share of the last round's price that stays; what is added to each load
 PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
-SEEN_TRUST = 0.3  # of trust: from two texts on a token has a score of its own
-SHARPNESS = 12.0  # of the kernel over cosines
-NEIGHBOUR_SHARE = 0.7  # of what the neighbours say
+SEEN_TRUST = 0.3  # trust above which a token keeps its own score: two texts have it
+SHARPNESS = 12.0  # factor of cosines in the kernel that weighs neighbours
+NEIGHBOUR_SHARE = 0.7  # factor of the score that neighbours give
 COSINE_ROWS = 1024  # rows of cosines held at a time
 
 
@@ -144,7 +144,7 @@ def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """Returns (m,) the prices of the next round, from the symbols' masses (m,)."""
     load = mass / mass.sum()
-    return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
+    return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + LOAD_FLOOR)
 
 
 def sums(rows: Floats, symbol_of_row: Ids, symbols: int) -> Floats:
@@ -166,11 +166,11 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
     text, token = pairs // size, pairs % size
     occurrences = np.bincount(token, minlength=size).astype(np.float64)
     trust = occurrences / (occurrences + PRIOR_TEXTS)
-    if labelled.classes == 0:
+    if labelled.class_count == 0:
         total = np.bincount(token, labelled.labels[text], size)
         return (trust * total / np.maximum(occurrences, 1))[:, None], trust
     columns = []
-    for number in range(labelled.classes):
+    for number in range(labelled.class_count):
         has_label = labelled.labels == number
         with_label, label_count = np.bincount(token, has_label[text], size), int(has_label.sum())
         without_label = occurrences - with_label

@@ -109,7 +109,7 @@ class SmallReader(torch.nn.Module):
         torch.nn.init.normal_(self.own_vector.weight, std=0.1)
         self.widen, self.drop = torch.nn.Linear(dimensions, INNER), torch.nn.Dropout(DROPPED)
         self.gru = torch.nn.GRU(INNER, HIDDEN, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.classes))
+        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.class_count))
 
     def points(self, tokens: Tensor) -> Tensor:
         """Returns (..., dimensions) z_t of these tokens."""
@@ -148,17 +148,18 @@ class Training:
     def run(self, progress: Progress) -> FoundSymbols:
         """Trains a third of the epochs without symbols, then the others with them."""
         rows = np.flatnonzero(self.task.texts.lengths)
-        epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
-        first_epochs, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
+        epoch_count = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
+        first_symbol_epoch, tokens = epoch_count // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.offset.weight, self.network.own_vector.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
         steps_per_epoch, step = -(-len(rows) // ROWS_A_STEP), 0
-        for epoch in range(epochs):
-            if epoch == first_epochs:
+        for epoch in range(epoch_count):
+            if epoch == first_symbol_epoch:
                 self._move(tokens, SETTLE_ROUNDS)
             for numbers in self._batches(rows):
-                progress_share = max(0.0, (step / steps_per_epoch - first_epochs) / (epochs - first_epochs))
+                epochs_with_symbols = step / steps_per_epoch - first_symbol_epoch
+                progress_share = max(0.0, epochs_with_symbols / (epoch_count - first_symbol_epoch))
                 for group in optimiser.param_groups:
                     group["lr"] = self.settings.learning_rate * (1 - progress_share)
                 loss = self._loss(numbers)
@@ -167,19 +168,19 @@ class Training:
                 torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
                 optimiser.step()
                 step += 1
-                if first_epochs <= epoch < epochs - 1 and step % REFRESH == 0:
+                if first_symbol_epoch <= epoch < epoch_count - 1 and step % REFRESH == 0:
                     self._move(tokens, 1)
-                progress(thousandths(step, epochs * steps_per_epoch))
+                progress(thousandths(step, epoch_count * steps_per_epoch))
         with torch.no_grad():
             return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
-    def _move(self, tokens: Tensor, rounds: int) -> None:
-        """Assigns the points of the tokens anew and moves the centres, `rounds` times; draws centres at first."""
+    def _move(self, tokens: Tensor, round_count: int) -> None:
+        """Assigns the points of the tokens anew and moves the centres, `round_count` times; draws centres at first."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
             self.clusters.start(points, self.drawn)
-        for _ in range(rounds):
+        for _ in range(round_count):
             self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
@@ -196,6 +197,6 @@ class Training:
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
         logits, penalty = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
-        if self.task.classes:
+        if self.task.class_count:
             return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT_WEIGHT * penalty
         return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT_WEIGHT * penalty

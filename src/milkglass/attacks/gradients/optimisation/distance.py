@@ -93,15 +93,16 @@ class InnerProducts:
 
 def layer_products(
     layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
-    seen: Mapping[str, torch.Tensor], guesses: int,
+    seen: Mapping[str, torch.Tensor], guess_count: int,
 ) -> dict[str, InnerProducts]:  # fmt: skip
     """Returns the inner products of each parameter of the layers.
 
-    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h `guesses` stand together.
+    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h guesses (`guess_count`) stand
+    together.
     """
     rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
-        x, d = inputs.reshape(guesses, -1, inputs.shape[-1]), delta.reshape(guesses, -1, outputs.shape[-1])
+        x, d = inputs.reshape(guess_count, -1, inputs.shape[-1]), delta.reshape(guess_count, -1, outputs.shape[-1])
         rows.setdefault(layer, []).append((x, d))
     products_by_name = {}
     for layer in layers:

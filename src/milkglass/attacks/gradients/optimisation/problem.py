@@ -214,9 +214,9 @@ class Problem:
     def texts(self, ids: Ids) -> list[Ids]:
         return [one[:length] for one, length in zip(ids, self.lengths, strict=True)]
 
-    def work(self, guesses: int, twice: bool = False) -> float:
+    def work(self, guess_count: int, twice: bool = False) -> float:
         """Returns the work of the distances of so many guesses, or with `twice` of one and its own gradient."""
-        return (2 if twice else 1) * work.gradients(self.step.module, guesses * self.mask.numel())
+        return (2 if twice else 1) * work.gradients(self.step.module, guess_count * self.mask.numel())
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
     def loss(self, x: torch.Tensor) -> torch.Tensor:
@@ -271,9 +271,9 @@ class Problem:
             dummy = self.step.dummy(x, self.mask, targets, self.names)
         return self.distance(dummy, [self.seen[name] for name in self.names])
 
-    def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
+    def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
         if self.labels is not None:
-            return self.labels.repeat(guesses)
+            return self.labels.repeat(guess_count)
         cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
         return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
