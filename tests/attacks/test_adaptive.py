@@ -123,7 +123,7 @@ def test_the_channel_is_counts_beside_an_even_choice() -> None:
     assert p == {1: pytest.approx(1.0), 3: pytest.approx((1 + 1) / 3), 2: pytest.approx(1.0), 4: pytest.approx(0.5)}
     assert isinstance(channel, Channel)
     alone = attack.channel(inverse(*flat(SHADOWS)), corpus, [], 8)
-    assert alone.p[5].max() == 1.0
+    assert alone.likelihood[5].max() == 1.0
 
 
 def test_neighbours_decide_between_the_originals() -> None:
