@@ -102,7 +102,7 @@ def attacked(base: Checkpoint, folder: Path, key: Key, layer: int, private: Data
     """What neuron alignment reads of ids and of texts, and its seconds. Raises ValueError where it does not apply."""
     codec, seen = Codec.open(key, base.folder), Model.open(folder)
     attack, knowledge = NeuronAlignment(layer=layer), Knowledge(public_model=Model.open(base.folder))
-    transcript = Transcript((Weights(seen),), seen.size)
+    transcript = Transcript((Weights(seen),), seen.vocab_size)
     if reason := why_not(attack, transcript, knowledge):
         raise ValueError(reason)
     wall, cpu = time.perf_counter(), time.process_time()

@@ -119,11 +119,11 @@ def test_the_channel_is_counts_beside_an_even_choice() -> None:
     corpus = Sequences.of([[1, 1, 3]])
     attack = ShadowDecoding(prior=2.0, candidates=4)
     channel = attack.channel(inverse(*flat(SHADOWS)), corpus, [rehearse(corpus, 0)], 8)
-    p = dict(zip(channel.originals[5].tolist(), channel.p[5].tolist(), strict=True))
+    p = dict(zip(channel.originals[5].tolist(), channel.likelihood[5].tolist(), strict=True))
     assert p == {1: pytest.approx(1.0), 3: pytest.approx((1 + 1) / 3), 2: pytest.approx(1.0), 4: pytest.approx(0.5)}
     assert isinstance(channel, Channel)
     alone = attack.channel(inverse(*flat(SHADOWS)), corpus, [], 8)
-    assert alone.p[5].max() == 1.0
+    assert alone.likelihood[5].max() == 1.0
 
 
 def test_neighbours_decide_between_the_originals() -> None:

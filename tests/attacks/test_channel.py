@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkglass.attacks.token_ids.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
+from milkglass.attacks.token_ids.channel import Channel, ChannelAttack, Neighbours, estimate_channel, posterior
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -65,7 +65,7 @@ def test_forward_backward_is_the_sum_over_all_readings() -> None:
         tokens = [int(originals[s, j]) for s, j in zip(seen, path, strict=True)]
         value = (share[tokens[0]] + 1e-9) * np.prod([p[s, j] for s, j in zip(seen, path, strict=True)])
         for a, b in zip(tokens, tokens[1:], strict=False):
-            value *= neighbours.between(np.array([a]), np.array([b]))[0, 0]
+            value *= neighbours.transitions(np.array([a]), np.array([b]))[0, 0]
         for place, j in enumerate(path):
             total[place, j] += value
     for place, (some, likely) in enumerate(posterior(seen, channel, neighbours)):
@@ -85,9 +85,9 @@ def test_what_the_rehearsal_never_gave_is_read_as_itself() -> None:
 
 def test_a_token_that_was_sent_nowhere_is_not_counted() -> None:
     corpus = Sequences.of([[1, 2]])
-    channel = learnt(corpus, [(Sequences.of([[3]]), np.array([0, NO_BELIEF]))], SIZE, 4)
+    channel = estimate_channel(corpus, [(Sequences.of([[3]]), np.array([0, NO_BELIEF]))], SIZE, 4)
     assert channel.originals[3].tolist() == [1, NO_BELIEF, NO_BELIEF, NO_BELIEF]
-    assert channel.p[3, 0] == 1.0
+    assert channel.likelihood[3, 0] == 1.0
 
 
 def test_a_spent_budget_reads_what_was_sent() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, product
+from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, gradient_product
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
 from milkglass.attacks.gradients.optimisation.lamp import (
@@ -119,9 +119,9 @@ def test_a_distance_by_hand(kind: Kind, l1: float, value: float) -> None:
     assert float(distance(MADE, SEEN)) == pytest.approx(value)
     assert float(distance(SEEN, SEEN)) == pytest.approx(0, abs=1e-6)
     if not l1:
-        products = {str(i): product(a, b) for i, (a, b) in enumerate(zip(MADE, SEEN, strict=True))}
+        products = {str(i): gradient_product(a, b) for i, (a, b) in enumerate(zip(MADE, SEEN, strict=True))}
         squares = {str(i): float(b.square().sum()) for i, b in enumerate(SEEN)}
-        assert float(distance.of(products, squares)) == pytest.approx(value)
+        assert float(distance.from_products(products, squares)) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("kind", ["squares", "cosine", "norms"])

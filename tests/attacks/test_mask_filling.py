@@ -81,7 +81,7 @@ def scene(
     corpus, other, places = masked(tokenizer, public)
     model = Model.open(resolve("demo:minilm"))
     knowledge = Knowledge(public_model=model, corpus=corpus, rehearse=lambda texts, seed: (other, places))
-    return Transcript((Tokens(sent),), model.size), knowledge, own, origin
+    return Transcript((Tokens(sent),), model.vocab_size), knowledge, own, origin
 
 
 def sentence(city: str, day: str) -> list[tuple[str, str]]:

@@ -52,7 +52,7 @@ def held(family: str, folder: Path) -> Model:
 def hidden(public: Model, noise: float) -> tuple[Model, Ids]:
     """A Llama whose stream is rotated, neurons are permuted and, after the gate, scaled; its table has noise and is in
     the secret order sigma. Gains are one, so the rotation commutes with the norms."""
-    d, n = public.table.shape[1], public.size
+    d, n = public.table.shape[1], public.vocab_size
     turn = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(1)))[0]
     sigma, tensors = RNG.permutation(n), dict(public.tensors)
     for name, one in public.tensors.items():
@@ -74,14 +74,14 @@ def hidden(public: Model, noise: float) -> tuple[Model, Ids]:
 
 def right(public: Model, noise: float, attack: NeuronAlignment) -> float:
     seen, sigma = hidden(public, noise)
-    transcript = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.size)
+    transcript = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.vocab_size)
     table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
     assert table is not None
-    return float((table[sigma, 0] == np.arange(public.size)).mean())
+    return float((table[sigma, 0] == np.arange(public.vocab_size)).mean())
 
 
 def entering(model: Model, layer: int) -> torch.Tensor:
-    return NeuronReader(model, layer)(torch.arange(model.size))
+    return NeuronReader(model, layer)(torch.arange(model.vocab_size))
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -132,15 +132,15 @@ def test_without_a_gate_every_id_is_read(family: str, layer: int, tmp_path: Path
     public = held(family, tmp_path)
     public = Model(public.tensors, {**public.config, "activation_function": "relu", "hidden_act": "relu"})
     seen, sigma, stream = ungated(family, public)
-    texts = torch.from_numpy(RNG.integers(3, public.size, (4, 9)))
+    texts = torch.from_numpy(RNG.integers(3, public.vocab_size, (4, 9)))
     same = state(body(seen), torch.from_numpy(sigma)[texts]), state(body(public), texts)[:, :, torch.from_numpy(stream)]
     assert torch.allclose(*same, atol=1e-3)  # the model that crosses still computes what it did
-    transcript = Transcript((Weights(seen),), public.size)
+    transcript = Transcript((Weights(seen),), public.vocab_size)
     attack = NeuronAlignment(layer=layer)
     assert why_not(attack, transcript, Knowledge(public_model=public)) is None
     table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
     assert table is not None
-    assert np.array_equal(table[sigma, 0], np.arange(public.size))
+    assert np.array_equal(table[sigma, 0], np.arange(public.vocab_size))
 
 
 def test_noise_on_the_table_hides_no_neuron(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_order_of_neurons_is_found_from_correlations_alone(tmp_path: Path) -
 def test_what_enters_the_nonlinearity_is_found_in_each_family(family: str, tmp_path: Path) -> None:
     public = held(family, tmp_path)
     found = entering(public, 1)
-    assert found.shape == (public.size, 4 * 32 if family == "gpt2" else 48)
+    assert found.shape == (public.vocab_size, 4 * 32 if family == "gpt2" else 48)
     assert found.std(0).min() > 0
 
 
@@ -181,7 +181,7 @@ def uploaded(base: Checkpoint, scheme: Scheme, out: Path) -> tuple[Transcript, I
     key = new_key(base, "x", scheme, base.digest(), bytes(range(32)))
     scramble(base, key, out)
     seen = Model.open(out)
-    return Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), seen.size), key.sigma.astype(np.int64)
+    return Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), seen.vocab_size), key.sigma.astype(np.int64)
 
 
 SCHEMES = {
@@ -207,7 +207,7 @@ def test_no_covariant_scheme_hides_the_ids(name: str, tmp_path: Path) -> None:
     assert why_not(attack, transcript, Knowledge(public_model=Model.open(base.folder))) is None
     table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
     assert table is not None
-    assert (table[sigma, 0] == np.arange(public.size)).mean() >= least
+    assert (table[sigma, 0] == np.arange(public.vocab_size)).mean() >= least
 
 
 @pytest.mark.slow
@@ -249,11 +249,11 @@ def test_without_noise_nothing_is_scaled() -> None:
 
 def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
     public = held("bert", tmp_path)
-    transcript = Transcript((Weights(public),), public.size)
+    transcript = Transcript((Weights(public),), public.vocab_size)
     bare = Model({public.table_name: public.table}, public.config)
-    alone = Transcript((Weights(bare),), public.size)
+    alone = Transcript((Weights(bare),), public.vocab_size)
     narrow = {n: one[:40] if n.endswith("intermediate.dense.weight") else one for n, one in public.tensors.items()}
-    fewer = Transcript((Weights(Model(narrow, public.config)),), public.size)
+    fewer = Transcript((Weights(Model(narrow, public.config)),), public.vocab_size)
     assert "several tokens" in str(why_not(NeuronAlignment(), transcript, Knowledge(public, shared=True)))
     assert "scrambled model has no layer 0" in str(why_not(NeuronAlignment(), alone, Knowledge(public)))
     assert "public model has no layer 7" in str(why_not(NeuronAlignment(layer=7), transcript, Knowledge(public)))

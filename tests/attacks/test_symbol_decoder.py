@@ -58,7 +58,7 @@ def sent(original: Sequences, size: int) -> Transcript:
 
 
 def knowledge(public: Model, **fields: object) -> Knowledge:
-    known = {"corpus": texts(400, 1), "candidates": candidates(public.size), "shared": True}
+    known = {"corpus": texts(400, 1), "candidates": candidates(public.vocab_size), "shared": True}
     return Knowledge(public_model=public, **(known | fields))  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ def share(guess: np.ndarray, original: Sequences) -> float:
 def test_it_reads_what_stands_far_away_and_the_chain_does_not(publics: list[Model]) -> None:
     original, shares = texts(60, 2), []
     for public in publics:
-        transcript, known = sent(original, public.size), knowledge(public)
+        transcript, known = sent(original, public.vocab_size), knowledge(public)
         torch.manual_seed(1)
         decoder = SymbolDecoder(learning_rate=3e-3, epochs=30)
         found = decoder(transcript, known, Budget(), np.random.default_rng(3)).running
@@ -84,9 +84,9 @@ def test_it_reads_what_stands_far_away_and_the_chain_does_not(publics: list[Mode
 
 def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
     original = texts(10, 2)
-    alone = tuple(Group(np.array([i]), np.array([i])) for i in range(public.size))
+    alone = tuple(Group(np.array([i]), np.array([i])) for i in range(public.vocab_size))
     known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
-    transcript = Transcript((Tokens(original),), public.size)
+    transcript = Transcript((Tokens(original),), public.vocab_size)
     found = SymbolDecoder(epochs=1)(transcript, known, Budget(), np.random.default_rng(3)).running
     assert found is not None
     assert np.array_equal(found[:, 0], original.ids)
@@ -94,13 +94,13 @@ def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
 
 def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
     """Every id has one token, and the attacker knows which: the ids of the text say nothing of it by themselves."""
-    sigma, original = np.random.default_rng(7).permutation(public.size), texts(10, 2)
-    alone = tuple(Group(sigma[[token]], np.array([token])) for token in range(public.size))
+    sigma, original = np.random.default_rng(7).permutation(public.vocab_size), texts(10, 2)
+    alone = tuple(Group(sigma[[token]], np.array([token])) for token in range(public.vocab_size))
     known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
     crossed = original.mapped(sigma)
     assert (crossed.ids != original.ids).mean() > 0.9
     guess = SymbolDecoder(epochs=1)(
-        Transcript((Tokens(crossed),), public.size), known, Budget(), np.random.default_rng(3)
+        Transcript((Tokens(crossed),), public.vocab_size), known, Budget(), np.random.default_rng(3)
     )
     assert guess.running is not None and guess.chances is not None
     assert np.array_equal(guess.running[:, 0], original.ids)
@@ -108,8 +108,8 @@ def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
 
 
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
-    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
-    reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
+    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size)
+    reader = SymbolReader(public, symbols, np.ones(public.vocab_size)).eval()
     beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
     original = texts(5, 2)
     seen = 0
@@ -122,9 +122,9 @@ def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> Non
 
 
 def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
-    groups = candidates(public.size)
+    groups = candidates(public.vocab_size)
     part = Candidates(groups.groups[1:], groups.likelihood[1:])
-    symbols = Symbols(part, PAIRS + public.size - TOKENS, public.size)
+    symbols = Symbols(part, PAIRS + public.vocab_size - TOKENS, public.vocab_size)
     assert symbols.members[-1].tolist() == [0, 1]
     assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
 
@@ -135,7 +135,7 @@ def test_more_private_text_changes_nothing_of_what_is_read(public: Model) -> Non
 
     def reading(count: int) -> np.ndarray:
         torch.manual_seed(1)
-        part = sent(original.chosen(np.arange(count)), public.size)
+        part = sent(original.chosen(np.arange(count)), public.vocab_size)
         found = decoder(part, knowledge(public), Budget(), np.random.default_rng(3)).running
         assert found is not None
         return found[: 6 * 10]
@@ -145,13 +145,15 @@ def test_more_private_text_changes_nothing_of_what_is_read(public: Model) -> Non
 
 def test_a_spent_budget_still_gives_a_guess(public: Model) -> None:
     original = texts(10, 2)
-    found = SymbolDecoder()(sent(original, public.size), knowledge(public), Budget(1e-9), np.random.default_rng(3))
+    found = SymbolDecoder()(
+        sent(original, public.vocab_size), knowledge(public), Budget(1e-9), np.random.default_rng(3)
+    )
     assert found.running is not None
     assert np.array_equal(found.running[:, 0] // 2, original.ids // 2)
 
 
 def test_it_says_why_it_does_not_apply(public: Model) -> None:
-    transcript = sent(texts(3, 2), public.size)
+    transcript = sent(texts(3, 2), public.vocab_size)
     assert "decipherment" in str(why_not(SymbolDecoder(), transcript, knowledge(public, shared=False)))
     assert "no token" in str(why_not(SymbolDecoder(), transcript, knowledge(public, corpus=Sequences.of([]))))
 
@@ -183,11 +185,11 @@ def test_tokens_that_are_not_listed_share_what_is_left_by_their_weights() -> Non
 @pytest.mark.parametrize("responses", [None, RandomisedResponse(np.arange(PAIRS), 2.0)])
 def test_all_stated_chances_of_a_place_add_up(public: Model, responses: RandomisedResponse | None) -> None:
     original, rng = texts(4, 2), np.random.default_rng(3)
-    transcript = sent(original, public.size)
+    transcript = sent(original, public.vocab_size)
     decoder = SymbolDecoder(epochs=1, k=3)
     guess = decoder(transcript, knowledge(public, responses=responses), Budget(), rng)
     assert guess.running is not None and guess.chances is not None and guess.weights is not None
-    symbols = Symbols(candidates(public.size), transcript.size, public.size, responses)
+    symbols = Symbols(candidates(public.vocab_size), transcript.size, public.vocab_size, responses)
     for place, (listed, chances) in enumerate(zip(guess.running, guess.chances, strict=True)):
         members = symbols.members[symbols.of_token[original.ids[place]]]
         others = np.setdiff1d(members, listed)
@@ -199,7 +201,7 @@ def test_what_the_decoder_states_agrees_with_what_it_reads(public: Model) -> Non
     known = knowledge(public)
     torch.manual_seed(1)
     decoder = SymbolDecoder(learning_rate=3e-3, epochs=15)
-    guess = decoder(sent(original, public.size), known, Budget(), np.random.default_rng(3))
+    guess = decoder(sent(original, public.vocab_size), known, Budget(), np.random.default_rng(3))
     assert guess.chances is not None
     several = original.ids < TOKENS
     assert guess.chances[several, :2].sum(1) == pytest.approx(1, abs=1e-6)
@@ -212,8 +214,8 @@ EXCHANGED = RandomisedResponse(np.arange(PAIRS), 2.0)
 
 def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(public: Model) -> None:
     """A body without a word to say: probabilities are counts times P(s | t), by hand."""
-    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
-    reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
+    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
+    reader = SymbolReader(public, symbols, np.ones(public.vocab_size)).eval()
     with torch.no_grad():
         reader.turn.weight.zero_()
     beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
@@ -228,16 +230,18 @@ def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(
 
 def test_the_chain_weighs_what_an_exchanged_id_may_stand_for(public: Model) -> None:
     """Without neighbours: P(t) P(s | t), counted from the public text a second time."""
-    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
+    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
     corpus = texts(400, 1)
     chain = symbols.chain(corpus)
-    counts = corpus.counts(public.size)[chain.members(3)] * np.where(np.isin(chain.members(3), [6, 7]), np.exp(2.0), 1)
+    counts = corpus.counts(public.vocab_size)[chain.members(3)] * np.where(
+        np.isin(chain.members(3), [6, 7]), np.exp(2.0), 1
+    )
     believed = chain.read(np.array([3]), False)[0]
     assert believed / believed.sum() == pytest.approx(counts / counts.sum(), rel=2e-3)  # unseen tokens have a share
 
 
 def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) -> None:
-    symbols = Symbols(candidates(public.size), PAIRS + public.size - TOKENS, public.size, EXCHANGED)
+    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
     tokens = np.tile(np.array([6, 7, TOKENS + 1]), (5000, 1))
     sent = symbols.sent(tokens, np.random.default_rng(1))
     kept = float((sent[:, :2] == 3).mean())
@@ -250,7 +254,7 @@ def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) 
 def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Model]) -> None:
     """The last token says whether the first is odd. Read by the mechanism alone, the best guess is right in half of the
     places that were sent as they are."""
-    original, size = texts(80, 2), publics[0].size
+    original, size = texts(80, 2), publics[0].vocab_size
     whole = sent(original, size)
     symbols = Symbols(candidates(size), whole.size, size, EXCHANGED)
     crossed = replace(original, ids=symbols.sent(original.ids, np.random.default_rng(5)))

@@ -280,7 +280,7 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
 
 def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key(tmp_path: Path) -> None:
     vault = Vault.new(tmp_path / "got")
-    source = EvidenceSource(Software(), sealing=vault.public_key)
+    source = EvidenceSource(Software(), sealing_key=vault.public_key)
 
     async def work() -> None:
         async with client(Front(source, SPKI, None, vault)) as one:

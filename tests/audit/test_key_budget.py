@@ -9,7 +9,7 @@ import pytest
 
 from milkglass.audit import key_budget as curve
 from milkglass.audit.audit import key_budget
-from milkglass.audit.key_budget import crossing, sizes, spent
+from milkglass.audit.key_budget import crossing, measured_sizes, tokens_to_reach
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.audit.run import RECIPE, run
@@ -25,9 +25,9 @@ from milkglass.threat.truth import Truth
 
 
 def test_sizes_grow_by_half_decades_and_end_with_everything() -> None:
-    assert sizes(50_000) == [1000, 3000, 10_000, 32_000, 50_000]
-    assert sizes(34_000) == [1000, 3000, 10_000, 34_000]
-    assert sizes(500) == [500]
+    assert measured_sizes(50_000) == [1000, 3000, 10_000, 32_000, 50_000]
+    assert measured_sizes(34_000) == [1000, 3000, 10_000, 34_000]
+    assert measured_sizes(500) == [500]
 
 
 def test_a_crossing_lies_between_two_points_on_a_logarithmic_scale() -> None:
@@ -44,7 +44,7 @@ def test_each_attacker_has_its_own_thresholds() -> None:
         BudgetPoint("other", 1000, 0.1, 0.0),
         BudgetPoint("other", 10_000, 0.2, 0.2),
     ]
-    found = spent(points)
+    found = tokens_to_reach(points)
     assert found["same"] == {"10 %": 1000, "25 %": 1000}
     assert found["other"]["10 %"] == pytest.approx(3162, abs=1)
     assert list(found["other"]) == ["10 %"]

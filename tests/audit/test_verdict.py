@@ -167,7 +167,7 @@ def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
         "tokens hidden bits": Interval(6, 5, 7, 5),
     }
     whole = replace(cell(0.2, 0.1, "symbol-decoder"), measures=bits)
-    for one, title in ((whole.ended(True), "At most 9.5 bits"), (whole.ended(False), "About 9.5 bits")):
+    for one, title in ((whole.with_cut(True), "At most 9.5 bits"), (whole.with_cut(False), "About 9.5 bits")):
         (found,) = [some for some in warnings(scene, (one,), {}) if "stay hidden" in some.title]
         assert found.title.startswith(title) and "nan" not in str(found)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.main import get_group
 
 from milkglass.cli.main import app
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed
@@ -138,6 +139,33 @@ def test_an_option_of_another_use_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MILKGLASS_SERVER", raising=False)
     refused(call(*words), 2, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def used_with_attested() -> set[str]:
+    """The names that `serve` reads where --attested is given."""
+    (branch,) = (
+        one for one in parsed(COMMANDS["serve"]).body
+        if isinstance(one, ast.If) and isinstance(one.test, ast.Name) and one.test.id == "attested"
+    )  # fmt: skip
+    return {one.id for one in ast.walk(branch) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+
+
+SERVE: Any = get_group(app).commands["serve"]
+
+
+@pytest.mark.parametrize("option", SERVE.params, ids=lambda one: str(one.name))
+def test_each_option_of_serve_is_used_with_attested_or_refused(
+    option: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = max(option.opts, key=len)
+    result = call("serve", "--attested", name, *([] if option.is_flag else ["1"]))
+    if option.name in used_with_attested():
+        refused(result, 2, "TLS")  # what is still missing
+        assert "is not used" not in result.stderr
+    else:
+        refused(result, 2, f"{name} is not used with --attested")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -55,7 +55,7 @@ def test_the_draws_of_a_text_are_the_known_answer() -> None:
     responses = Responses(mechanism, Stream(bytes.fromhex(known["key"])))
     ids = np.array(known["ids"], np.int32)
     for _ in range(2):
-        assert responses.exchanged(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]
+        assert responses.exchange(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]
 
 
 def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Checkpoint) -> None:

@@ -384,7 +384,7 @@ def test_neurons(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """At least 99 of 100 readings are the same."""
     public = neurons.held("llama-tied", tmp_path)
     seen, _ = neurons.hidden(public, 0.05)
-    at = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.size), Knowledge(public_model=public)
+    at = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.vocab_size), Knowledge(public_model=public)
     here, there = both(lambda: read(NeuronAlignment(), at), other, monkeypatch)
     assert agreeing(here, there) >= 0.99
 
@@ -393,7 +393,7 @@ def test_neurons(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_symbol_decoder(other: str, bert: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 95 of 100 readings are the same after training by Adam."""
     original = symbols.texts(20, 2)
-    at = symbols.sent(original, bert.size), symbols.knowledge(bert, corpus=symbols.texts(80, 1))
+    at = symbols.sent(original, bert.vocab_size), symbols.knowledge(bert, corpus=symbols.texts(80, 1))
     here, there = both(lambda: read(SymbolDecoder(learning_rate=3e-3, epochs=2), at), other, monkeypatch)
     assert agreeing(here, there) >= 0.95
 

@@ -78,7 +78,7 @@ def test_changed_tensors_lie_over_those_of_a_file_of_which_only_what_is_needed_i
     found, expected = body(changed), body(base)
     assert torch.equal(found.embeddings.word_embeddings.weight, expected.embeddings.word_embeddings.weight + 1)
     assert torch.equal(found.encoder.layer[0].output.dense.weight, expected.encoder.layer[0].output.dense.weight)
-    assert (changed.size, changed.width) == (base.size, base.width)
+    assert (changed.vocab_size, changed.width) == (base.vocab_size, base.width)
 
 
 def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:

@@ -52,28 +52,28 @@ WRITTEN = ' <think>let <tool_call> see</think>ok <tool_call>\n{"name": "f", "arg
 @settings(deadline=None, derandomize=True)
 @given(cuts=st.lists(st.integers(0, len(WRITTEN)), max_size=12))
 def test_sections_are_found_however_text_comes(cuts: list[int]) -> None:
-    assert sections_of(WRITTEN, cuts, format=HERMES, reasons=True) == [
+    assert sections_of(WRITTEN, cuts, format=HERMES, may_reason=True) == [
         ("reasoning", "let <tool_call> see"),
         ("content", "ok "),
         ("call", ("f", {})),
         ("content", "done"),
     ]
     literal = "the mark <think> is text </think> here"
-    assert "".join(text for kind, text in sections_of(literal, cuts, reasons=True) if kind == "content") == literal
+    assert "".join(text for kind, text in sections_of(literal, cuts, may_reason=True) if kind == "content") == literal
     assert sections_of(WRITTEN, cuts) == [("content", WRITTEN)]  # no tools given, no marks in the template
 
 
 def test_reasoning_may_have_begun_in_the_prompt() -> None:
-    assert sections_of("so</think>yes", [2, 6], reasons=True, kind="reasoning") == [
+    assert sections_of("so</think>yes", [2, 6], may_reason=True, kind="reasoning") == [
         ("reasoning", "so"),
         ("content", "yes"),
     ]
     assert begins_reasoning("x <think>\n") and not begins_reasoning("<think>a</think>")
-    assert sections_of("cut <thi", [], reasons=True) == [("content", "cut <thi")]
+    assert sections_of("cut <thi", [], may_reason=True) == [("content", "cut <thi")]
     for size in (1, 100):  # the blank lines after reasoning are no content beside a call
         text = '<think>a</think>\n\n<tool_call>{"name": "f"}</tool_call>'
-        assert sections_of(text, size, format=HERMES, reasons=True) == [("reasoning", "a"), ("call", ("f", {}))]
-        assert sections_of("<think>a</think>\n\nb", size, format=HERMES, reasons=True)[1] == ("content", "\n\nb")
+        assert sections_of(text, size, format=HERMES, may_reason=True) == [("reasoning", "a"), ("call", ("f", {}))]
+        assert sections_of("<think>a</think>\n\nb", size, format=HERMES, may_reason=True)[1] == ("content", "\n\nb")
 
 
 F, G = ("call", ("f", {"a": 1})), ("call", ("g", {}))
@@ -184,17 +184,17 @@ ATOMS = (
 
 @settings(deadline=None, derandomize=True, max_examples=400)
 @given(
-    atoms=st.lists(st.sampled_from(ATOMS), max_size=14), form=st.sampled_from(FORMATS), reasons=st.booleans(),
+    atoms=st.lists(st.sampled_from(ATOMS), max_size=14), form=st.sampled_from(FORMATS), may_reason=st.booleans(),
     cuts=st.lists(st.integers(0, 120), max_size=20),
 )  # fmt: skip
 def test_what_an_answer_consists_of_does_not_depend_on_its_pieces(
-    atoms: list[str], form: ToolFormat, reasons: bool, cuts: list[int]
+    atoms: list[str], form: ToolFormat, may_reason: bool, cuts: list[int]
 ) -> None:
     text = "".join(atoms)
-    whole = sections_of(text, format=form, reasons=reasons)
-    assert sections_of(text, 1, format=form, reasons=reasons) == whole
-    assert sections_of(text, cuts, format=form, reasons=reasons) == whole
-    if not any(kind == "call" for kind, _ in whole) and not reasons:
+    whole = sections_of(text, format=form, may_reason=may_reason)
+    assert sections_of(text, 1, format=form, may_reason=may_reason) == whole
+    assert sections_of(text, cuts, format=form, may_reason=may_reason) == whole
+    if not any(kind == "call" for kind, _ in whole) and not may_reason:
         assert "".join(said for _, said in whole) == text  # nothing is lost
 
 

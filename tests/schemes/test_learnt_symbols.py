@@ -86,8 +86,8 @@ def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
     assert apart.item() == pytest.approx((network.points(ids) - centres).square().sum(-1).mean().item(), rel=1e-5)
     assert not torch.allclose(plain, quantised)
     quantised.sum().backward()
-    assert network.moved.weight.grad is not None
-    assert network.moved.weight.grad[ids.unique()].abs().sum() > 0
+    assert network.offset.weight.grad is not None
+    assert network.offset.weight.grad[ids.unique()].abs().sum() > 0
 
 
 def test_centres_move_to_the_weighted_means_of_their_tokens() -> None:

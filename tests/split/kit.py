@@ -30,8 +30,8 @@ class Made:
     def about(self) -> folders.ClientAbout:
         return folders.read_client(self.client)
 
-    def half(self, sending: int = 0) -> ClientHalf:
-        return ClientHalf.open(self.client, self.base, self.about, sending)
+    def half(self, text_count: int = 0) -> ClientHalf:
+        return ClientHalf.open(self.client, self.base, self.about, text_count)
 
     def other(self) -> ServerHalf:
         return ServerHalf.open(self.server)

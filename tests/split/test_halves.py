@@ -67,8 +67,8 @@ def test_a_folder_holds_what_it_should(each: Made) -> None:
 
 
 def test_a_number_is_never_used_twice(fresh: Made) -> None:
-    first = fresh.half(sending=3).client.frame([TEXTS[0]])
-    second = fresh.half(sending=1).client.frame([TEXTS[0]])
+    first = fresh.half(text_count=3).client.frame([TEXTS[0]])
+    second = fresh.half(text_count=1).client.frame([TEXTS[0]])
     assert first != second, "an equal text meets other noise"
     assert json.loads((fresh.client / "config.json").read_text("utf-8"))["sent"] == 4
     assert fresh.half().client.frame([TEXTS[0]]) == fresh.half().client.frame([TEXTS[0]]), "unsent, nothing is taken"

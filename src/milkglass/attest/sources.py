@@ -25,9 +25,9 @@ from milkglass.errors import AttestationError, UsageError
 
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
-MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # of a report while another program asks for one, and seconds between them
+MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts while another program asks for a report; seconds between them
 # Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
-TABLE = {
+CERTIFICATE_NAMES = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
     uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"): "key",
     uuid.UUID("4ab7b379-bbac-4fe4-a02f-05aef327c782"): "ask",
@@ -45,7 +45,7 @@ GpuEvidence = tuple[bytes, bytes, str]  # evidence, certificates and architectur
 class Hardware(Protocol):
     """What signs 64 bytes for the software that asks."""
 
-    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
         """Returns the kind, the report or quote, and collateral that came with it. Raises AttestationError."""
 
 
@@ -53,27 +53,27 @@ class Hardware(Protocol):
 class Software:
     """The stand-in for tests and trials. Nobody signs what it gives."""
 
-    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        return "software", SOFTWARE + report_data, {}
+    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+        return "software", SOFTWARE + signed_data, {}
 
 
 @dataclass(frozen=True)
 class Tsm:
-    """Linux' interface for reports. `folder` is configfs' own, but in tests."""
+    """Linux' interface for reports. `folder` is configfs' own, except in tests."""
 
     folder: Path = TSM
 
-    def report(self, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
         for attempt in range(MAX_ATTEMPTS):
             entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
             try:
                 entry.mkdir()
                 try:
-                    files = self._read_report(entry, report_data)
+                    report = self._read_report(entry, signed_data)
                 finally:
                     entry.rmdir()
-                if files is not None:
-                    return files
+                if report is not None:
+                    return report
             except OSError as error:
                 if error.errno not in (errno.EINTR, errno.EBUSY, errno.EAGAIN) or attempt == MAX_ATTEMPTS - 1:
                     raise AttestationError(
@@ -83,9 +83,9 @@ class Tsm:
             time.sleep(PAUSE_SECONDS)
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
-    def _read_report(self, entry: Path, report_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
+    def _read_report(self, entry: Path, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
         """Returns what one request gave, or None if somebody else wrote to it."""
-        (entry / "inblob").write_bytes(report_data)
+        (entry / "inblob").write_bytes(signed_data)
         generation = (entry / "generation").read_text().strip()
         raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()
         auxiliary = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
@@ -97,15 +97,15 @@ class Tsm:
 
 
 def certificate_table(raw: bytes) -> dict[str, bytes]:
-    """Returns the certificates in AMD's table as collateral; nothing of one that is malformed."""
+    """Returns the certificates in AMD's table as collateral, without those that reach beyond the table."""
     certificates = dict[str, bytes]()
     for at in range(0, len(raw) - 23, 24):
         name = uuid.UUID(bytes_le=raw[at : at + 16])
         start, length = struct.unpack_from("<II", raw, at + 16)
         if not name.int:
             break
-        if name in TABLE and start + length <= len(raw):
-            certificates[TABLE[name]] = raw[start : start + length]
+        if name in CERTIFICATE_NAMES and start + length <= len(raw):
+            certificates[CERTIFICATE_NAMES[name]] = raw[start : start + length]
     if {"ask", "ark"} <= certificates.keys():
         certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
     return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
@@ -157,32 +157,34 @@ class EvidenceSource:
     Attributes:
         hardware: signs the report data.
         gpus: returns the evidence of each GPU for a nonce. None: the machine has none.
-        sealing: the key to which files are sealed; empty if none are taken.
+        sealing_key: the key to which files are sealed; empty if none are taken.
         collateral: the makers' signed files, by name (`read_collateral`).
     """
 
     hardware: Hardware
     gpus: Callable[[bytes], list[GpuEvidence]] | None = None
-    sealing: bytes = b""
+    sealing_key: bytes = b""
     collateral: Mapping[str, bytes] = field(default_factory=dict)
 
     def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
         gpus = [] if self.gpus is None else self.gpus(gpu_nonce(spki, nonce))
-        signed_data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing)
+        signed_data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing_key)
         kind, raw, collateral = self.hardware.report(signed_data)
-        evidence = HardwareEvidence(kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing)
+        evidence = HardwareEvidence(
+            kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing_key
+        )
         return with_collateral(evidence, self.collateral)
 
 
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
     manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
-    revoked = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
+    revocations = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
     other_files = {name: file for name, file in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
     return replace(
         evidence, collateral={**other_files, **evidence.collateral}, references=(*evidence.references, *manifests),
-        gpu_revocation=(*evidence.gpu_revocation, *revoked),
+        gpu_revocation=(*evidence.gpu_revocation, *revocations),
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def audit(
     finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, rules)
     best = strongest(finished.cells)
     points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
-    spent = curve.spent(points)
+    spent = curve.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
@@ -125,12 +125,12 @@ def key_budget(
         if adversary.knowledge.corpus is None:
             continue
         alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
-        for size in curve.sizes(len(scene.truth.sent.ids)):
+        for size in curve.measured_sizes(len(scene.truth.sent.ids)):
             subset, tokens = curve.beginning(replace(scene, adversaries=(alone,)), size)
             (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
-            points.append(BudgetPoint(adversary.name, tokens, *curve.shares(subset, rerun.reading)))
+            points.append(BudgetPoint(adversary.name, tokens, *curve.shares_read(subset, rerun.reading)))
     return tuple(points)
 
 

@@ -131,7 +131,7 @@ def scene_of(
     attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known_clients, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (mine, theirs))
     served_weights = [] if served is None else [_weights(served, rows[0], max_id)]
-    size = max(len(codec.sigma), max_id + 1, *(weights.model.size for weights in served_weights))
+    size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
     truth = replace(truth, inverse=_likeliest_public_ids(mine, size))
     scene = public_scene(
         base,
@@ -155,9 +155,9 @@ def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
         message = f"{row.place} has {KIND_NAMES[row.kind]}, and --server-model is for ids"
         raise CodecError(message, "leave --server-model out")
     model = Model.open(served.folder)
-    if model.size <= max_id:
+    if model.vocab_size <= max_id:
         raise CodecError(
-            f"id {max_id} was sent, and the table of {served.folder.name} has {model.size} rows",
+            f"id {max_id} was sent, and the table of {served.folder.name} has {model.vocab_size} rows",
             "give the model that the vendor's server runs",
         )
     return Weights(model)
@@ -166,7 +166,7 @@ def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
 def _shows_shared_rows(model: Model, sent: Ids) -> bool:
     """Returns whether the table shows that most ids stand for clusters: other ids have the same row."""
     used = np.unique(sent)
-    alone = np.zeros(model.size, np.bool_)
+    alone = np.zeros(model.vocab_size, np.bool_)
     for rows in equal_rows(model.table).values():
         alone[rows] = len(rows) == 1
     return float(alone[used].mean()) < 1 / 2

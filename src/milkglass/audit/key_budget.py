@@ -6,6 +6,7 @@ text. All runs start from the same candidates, since the clusters follow from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,20 +18,21 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
-SHARES = (0.10, 0.25, 0.50)
+REACHED_SHARES = (0.10, 0.25, 0.50)
 FIRST_TOKENS = 1000
 
 
-def sizes(total: int) -> list[int]:
+def measured_sizes(total: int) -> list[int]:
+    """Returns the numbers of tokens at which is measured, of a text of `total` tokens."""
     steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
     return [*(step for step in steps if step < 0.8 * total), total]
 
 
-def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
-    """Returns the scene with its first texts, of at least `tokens` tokens if there are as many, and their number."""
+def beginning(scene: Scene, token_count: int) -> tuple[Scene, int]:
+    """Returns the scene with its first texts, and how many tokens these have: `token_count` or more if possible."""
     sent = scene.truth.sent
-    texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
-    first = np.arange(min(texts, len(sent)))
+    text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
+    first = np.arange(min(text_count, len(sent)))
     first_texts = sent.chosen(first)
     others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
     transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)
@@ -39,7 +41,7 @@ def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
     return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)
 
 
-def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
+def shares_read(scene: Scene, reading: Ids) -> tuple[float, float]:
     """Returns the shares of running and of content tokens that are read correctly, nan if there are no such tokens."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]
@@ -51,17 +53,20 @@ def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
     return share(counted), share(counted & scene.truth.content[sent.ids])
 
 
-def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
+def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
     """Returns for each attacker after how many tokens each share of the content tokens is read.
 
     Between two points it interpolates linearly over the logarithm of the tokens. If the first point exceeds a share,
     that point is taken. Shares that were never reached are left out.
     """
     result: dict[str, dict[str, int]] = {}
-    for name in dict.fromkeys(point.adversary for point in points):
-        own = sorted((p for p in points if p.adversary == name and p.content == p.content), key=lambda p: p.tokens)
-        reached = {f"{100 * share:.0f} %": crossing(own, share) for share in SHARES}
-        result[name] = {share: tokens for share, tokens in reached.items() if tokens is not None}
+    for attacker in dict.fromkeys(point.adversary for point in points):
+        points_of_attacker = sorted(
+            (point for point in points if point.adversary == attacker and not math.isnan(point.content)),
+            key=lambda point: point.tokens,
+        )
+        reached = {f"{100 * share:.0f} %": crossing(points_of_attacker, share) for share in REACHED_SHARES}
+        result[attacker] = {share: tokens for share, tokens in reached.items() if tokens is not None}
     return result
 
 

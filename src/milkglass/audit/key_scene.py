@@ -34,7 +34,7 @@ from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.view import Model, Stored, overlaid
+from milkglass.models.view import Model, StoredTensors, overlaid
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
 from milkglass.schemes.mixture import Promise
@@ -69,7 +69,7 @@ class AttackerText:
     """The text of one attacker.
 
     Attributes:
-        public: text in public ids, from which private texts are removed (decontaminate.py).
+        public: text in public ids, from which private texts are removed later (`assemble`).
         leaked: numbers of private texts that the attacker also has, without knowing which of the sent texts they are.
         known: texts that the attacker also has with their scrambled ids.
     """
@@ -79,7 +79,7 @@ class AttackerText:
     known: PrivateTexts | None = None
 
     @property
-    def counted(self) -> Sequences:
+    def text_for_counts(self) -> Sequences:
         """Returns the text by which the frequency of a token is counted."""
         return self.public if self.known is None else Sequences.of((*self.public, *self.known.original))
 
@@ -90,7 +90,7 @@ class AttackerText:
             return None
         return np.unique(np.stack([self.known.scrambled.ids, self.known.original.ids], axis=1), axis=0)
 
-    def besides(self, private: Sequences) -> Sequences:
+    def corpus_with(self, private: Sequences) -> Sequences:
         """Returns the public text, followed by the private text that this attacker has anyway."""
         leaked_texts = () if self.leaked is None else private.chosen(self.leaked)
         known_texts = () if self.known is None else self.known.original
@@ -104,7 +104,7 @@ def uploaded_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
     promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition)
-    return Model(overlaid(Stored(replaced.base), changed), config), promise
+    return Model(overlaid(StoredTensors(replaced.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def key_scene(
                 "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
                 "audit the texts themselves, without --server-transcript",
             )
-        last_attacker_texts = [*attackers.values()][-1].counted
+        last_attacker_texts = [*attackers.values()][-1].text_for_counts
         transcript = _without_known_texts(transcript, last_attacker_texts, codec, files.text)
     scene = assemble(key, codec, base, private, attackers, stage, transcript)
     require_texts(scene, attackers)
@@ -220,7 +220,7 @@ def assemble(
     transcript = _transcript(model, private, len(key.sigma), recorded, key)
     if recorded is not None and recorded.all(Tokens):
         private = unmarked(codec, transcript.tokens)
-    sent = private.original
+    original = private.original
     simulate = _simulator(base, key.info.model, scheme, key.model_digest)
     without_text = Knowledge(
         public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
@@ -231,9 +231,9 @@ def assemble(
         without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
     adversaries = []
     for name, text in attackers.items():
-        cleaned = replace(text, public=without_private(text.public, sent, codec.tokenizer))
-        adversaries.append(Adversary.with_text(name, Knowledge(corpus=cleaned.besides(sent), pairs=text.pairs)))
-    truth = truth_of(codec, transcript.tokens, sent, [attacker.counted for attacker in attackers.values()])
+        cleaned = replace(text, public=without_private(text.public, original, codec.tokenizer))
+        adversaries.append(Adversary.with_text(name, Knowledge(corpus=cleaned.corpus_with(original), pairs=text.pairs)))
+    truth = truth_of(codec, transcript.tokens, original, [attacker.text_for_counts for attacker in attackers.values()])
     truth = replace(truth, original=None) if codec.readable else truth
     description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
     public_model_only = Adversary.without_text(without_text)
@@ -250,10 +250,10 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     counts = np.sum([texts.counts(size) / max(1, len(texts.ids)) for texts in (original, *public)], axis=0)
     content = content_tokens(counts, pieces(codec, size))
 
-    def read(ids: Ids) -> str:
+    def decode(ids: Ids) -> str:
         return str(codec.tokenizer.decode(ids.tolist()))
 
-    return Truth(codec.inverse, codec.visible, content, read, sent, original)
+    return Truth(codec.inverse, codec.visible, content, decode, sent, original)
 
 
 def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transcript | None, key: Key) -> Transcript:

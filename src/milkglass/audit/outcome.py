@@ -25,12 +25,12 @@ class AttackResult:
     """The result of one attack by one adversary.
 
     Attributes:
-        reason: for every state but "done".
-        seconds: by the clock of its budget.
+        reason: why it is in this state; empty if it is "done".
+        seconds: how long it ran, by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
         by_class: the share that is recovered of each class of token (client/data/texts.py).
         of_outputs: whether it reads what was generated, and not what was sent.
-        costly: whether only a longer budget begins it.
+        costly: whether it is begun only if enough of the budget is left.
         joint: whether it works out the clusters or starts from them. Such attacks read most.
         cut: whether the budget ended it early. The figures are then partial, without intervals.
         in_group: for solvers, the share of the ordinary vocabulary whose token is among its candidates.
@@ -51,7 +51,7 @@ class AttackResult:
     in_group: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return dict(finite(asdict(self)))
+        return dict(nan_as_none(asdict(self)))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
@@ -61,34 +61,36 @@ class AttackResult:
         return cls(**fields_by_name)
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """Returns the attack's title, and that it reads answers if it does."""
         return f"{self.title}, of the answers" if self.of_outputs else self.title
 
-    def ended(self, cut: bool) -> AttackResult:
-        """Returns the result with `cut` set. A partial result has no intervals, since it is no random sample."""
-        parts = (without_intervals(measures, cut) for measures in (self.measures, self.by_class))
-        return replace(self, cut=cut, measures=next(parts), by_class=next(parts))
+    def with_cut(self, cut: bool) -> AttackResult:
+        """Returns the result with this `cut`. A partial result has no intervals, since it is no random sample."""
+        if not cut:
+            return replace(self, cut=False)
+        measures, by_class = without_intervals(self.measures), without_intervals(self.by_class)
+        return replace(self, cut=True, measures=measures, by_class=by_class)
 
     def value(self, measure: str) -> float:
         """Returns a figure, or nan if there is none."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
-    def among(self, measures: Iterable[str]) -> dict[str, Interval]:
-        return {name: self.measures[name] for name in measures if name in self.measures}
+    def selected_measures(self, names: Iterable[str]) -> dict[str, Interval]:
+        return {name: self.measures[name] for name in names if name in self.measures}
 
 
-def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:
-    """Returns the figures, without their intervals if the attack was cut."""
-    return {name: measure.alone for name, measure in measures.items()} if cut else measures
+def without_intervals(measures: Mapping[str, Interval]) -> dict[str, Interval]:
+    """Returns the figures without their intervals, as those of an attack that was cut."""
+    return {name: measure.without_interval for name, measure in measures.items()}
 
 
-def finite(value: Any) -> Any:
+def nan_as_none(value: Any) -> Any:
     """Replaces nan, which JSON lacks, by None at any depth."""
     if isinstance(value, dict):
-        return {name: finite(inner) for name, inner in value.items()}
+        return {name: nan_as_none(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [nan_as_none(inner) for inner in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -116,7 +118,7 @@ class AuditRun:
     """All attacks that were run.
 
     Attributes:
-        attacks: their results.
+        attacks: each with its result, guess and reading.
         candidates: what the solvers that need no text found.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from milkglass.attacks.assignment import Solver
-from milkglass.audit.key_budget import sizes
+from milkglass.audit.key_budget import measured_sizes
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
@@ -174,7 +174,7 @@ def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Time
     curve_seconds = dict[str, float]()
     for step in ended_steps:
         if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
-            curve = (step.seconds or 0.0) * len(sizes(sent)) / 2
+            curve = (step.seconds or 0.0) * len(measured_sizes(sent)) / 2
             curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
     seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(step.turn.attack.title for step in begun_steps if step.seconds is None)

@@ -222,11 +222,11 @@ class _Runner:
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(learnt, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
-            return FinishedAttack(result.ended(is_cut), guess)
+            return FinishedAttack(result.with_cut(is_cut), guess)
         reading = truth.readings(guess)[:, 0]
         if self.scene.texts is not None:
             result = replace(result, by_class=shares_by_class(self.scene.texts, truth, reading, rng))
-        return FinishedAttack(result.ended(is_cut), guess, reading)
+        return FinishedAttack(result.with_cut(is_cut), guess, reading)
 
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""

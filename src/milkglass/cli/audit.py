@@ -283,7 +283,7 @@ def _budget_text(seconds: float) -> str:
 
 def result_line(cell: AttackResult) -> str:
     """Returns the line that is printed when an attack ends."""
-    what = f"{cell.what} ({cell.adversary})"
+    what = f"{cell.label} ({cell.adversary})"
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"
     name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in cell.measures else ("bag f1", "F1 of words")
@@ -297,7 +297,7 @@ def report_text(audit: Audit, page: Path, more: str = "") -> str:
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for cell in audit.cells:
-        what = cell.what + (", not finished" if cell.cut else "")
+        what = cell.label + (", not finished" if cell.cut else "")
         least = "at least " if cell.cut else ""
         if "tokens top-1" in cell.measures:
             values = (cell.value(name) for name in ("tokens top-1", "content top-1"))

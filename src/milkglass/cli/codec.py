@@ -102,9 +102,9 @@ def encode(
             )
         unlocked = key.open()
         with at_work(as_json, f"encode {source.name}"):
-            train = columns.training(source, task)
+            file, summary = columns.training(source, task)
             most = 512 if max_length is None else max_length
-            _training_rows(unlocked, *train, out, most, skip_long, key.model, as_json, layout)
+            _training_rows(unlocked, file, summary, out, most, skip_long, key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -117,27 +117,30 @@ def encode(
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
-    texts, long, cuts = 0, list[str](), truncate is True or (truncate is None and not text and not chat)
-    lines = _lines(source)
-    with at_work(as_json or source is None, "encode"), _writing(out) as sink:
+    truncates = truncate is True or (truncate is None and not text and not chat)
+    text_count, names_of_cut = 0, list[str]()
+    documents_of = _chat_documents if chat else _text_documents
+    lines = _read_lines(source)
+    with at_work(as_json or source is None, "encode"), _output(out) as sink:
         rows = arguments(text, pair) if text else (input_row(place, line) for place, line in lines)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH):
-            encoded = list((_chat_documents if chat else _text_documents)(codec, batch, max_length, cuts, long.append))
+            encoded = list(documents_of(codec, batch, max_length, truncates, names_of_cut.append))
             unlocked.count(len(encoded), sum(len(document["ids"]) for document in encoded), note)  # before any is shown
-            texts += len(encoded)
+            text_count += len(encoded)
             if as_json:
                 documents += encoded
             else:
                 sink.writelines(json.dumps(document["ids"]) + "\n" for document in encoded)
-        if not texts:
+        if not text_count:
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
-    if long:
-        more = f" and {len(long) - MAX_PLACES_SHOWN:,} more" if len(long) > MAX_PLACES_SHOWN else ""
+    if names_of_cut:
+        left_out = len(names_of_cut) - MAX_PLACES_SHOWN
+        more = f" and {left_out:,} more" if left_out > 0 else ""
         limit = min(codec.limit, max_length or codec.limit)
-        note(f"cut to {limit} tokens: {', '.join(long[:MAX_PLACES_SHOWN])}{more}")
+        note(f"cut to {limit} tokens: {', '.join(names_of_cut[:MAX_PLACES_SHOWN])}{more}")
 
 
 @with_options
@@ -158,9 +161,9 @@ def decode(
     from milkglass.client.codec.codec import codec_of
 
     codec = codec_of(key.open(), key.model)
-    lines = _lines(source)
-    with _writing(out) as sink:
-        id_lists = _lists(ids) if ids else (_ids(str(place), line) for place, line in lines if line.strip())
+    lines = _read_lines(source)
+    with _output(out) as sink:
+        id_lists = _id_lists(ids) if ids else (_parse_ids(str(place), line) for place, line in lines if line.strip())
         documents = []
         for id_list in id_lists:
             decoded = codec.decode(id_list, skip_special=not special)
@@ -178,7 +181,7 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, skip_long: bool,
+    unlocked: UnlockedKey, source: DataFile, summary: Summary, out: Path, max_length: int, skip_long: bool,
     model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
     from milkglass.client.codec.codec import codec_of
@@ -186,23 +189,25 @@ def _training_rows(
     from milkglass.client.data.training_rows import numbers_of, require_generator
     from milkglass.client.training_request import write_rows
 
-    require_generator(source, train, unlocked.key.info.kind)
+    require_generator(source, summary, unlocked.key.info.kind)
     codec = codec_of(unlocked, model)
-    labels = numbers_of(unlocked.key, train)
+    labels = numbers_of(unlocked.key, summary)
     unlocked = unlocked.remember(labels)
     length = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        counts = write_rows(unlocked, codec, source, target, train.rows, labels, length, stage, note, skip_long)
+        counts = write_rows(unlocked, codec, source, target, summary.rows, labels, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
-    document = {"file": str(out), "task": train.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
+    document = {"file": str(out), "task": summary.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
             "left_out": len(counts.left_out)}  # fmt: skip
-    hint = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
+    next_step = "`milkglass upload` sends it"
+    if layout is not None:
+        next_step = "any trainer of ids reads it: `milkglass train-config`"
     emit(
         as_json,
         document,
-        f"wrote {out}: {counts.rows:,} row{'' if counts.rows == 1 else 's'}, {counts.tokens:,} tokens; {hint}",
+        f"wrote {out}: {counts.rows:,} row{'' if counts.rows == 1 else 's'}, {counts.tokens:,} tokens; {next_step}",
     )
 
 
@@ -241,14 +246,14 @@ def _text_documents(
         yield {"ids": row.tolist(), **types}
 
 
-def _lists(arguments: list[str]) -> list[list[int]]:
+def _id_lists(arguments: list[str]) -> list[list[int]]:
     """Reads arguments: JSON lists each of their own, or bare numbers that make one list."""
     if any(word.lstrip().startswith("[") for word in arguments):
-        return [_ids(f"argument {number}", word) for number, word in enumerate(arguments, 1)]
-    return [_ids("what was given", "[" + ",".join(arguments) + "]")]
+        return [_parse_ids(f"argument {number}", word) for number, word in enumerate(arguments, 1)]
+    return [_parse_ids("what was given", "[" + ",".join(arguments) + "]")]
 
 
-def _ids(name: str, text: str) -> list[int]:
+def _parse_ids(name: str, text: str) -> list[int]:
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -260,7 +265,7 @@ def _ids(name: str, text: str) -> list[int]:
     return parsed
 
 
-def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
+def _read_lines(source: Path | None) -> Iterator[tuple[Place, str]]:
     """Yields the lines of a file or of stdin."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
@@ -268,7 +273,7 @@ def _lines(source: Path | None) -> Iterator[tuple[Place, str]]:
 
 
 @contextmanager
-def _writing(out: Path | None) -> Iterator[IO[str]]:
+def _output(out: Path | None) -> Iterator[IO[str]]:
     """Yields stdout, or a file that appears under its name only when it is complete, for its owner's eyes."""
     if out is None:
         yield sys.stdout

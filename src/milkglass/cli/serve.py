@@ -10,15 +10,20 @@ from urllib.parse import urlsplit
 
 import typer
 
-from milkglass.cli.ui.options import read_token, refuse_unused
+from milkglass.cli.ui.options import given_options, read_token, refuse_unused
 from milkglass.cli.ui.terminal import note
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
 from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
+USED_WITH_ATTESTED = frozenset({
+    "attested", "host", "port", "cert", "tls_key", "in_front_of", "software", "gpus", "collateral", "receive",
+})  # fmt: skip
+
 
 def serve(
+    context: typer.Context,
     home: Annotated[Path, typer.Option(help="The folder that holds everything the server keeps.")] = Path(
         "milkglass-server"
     ),
@@ -82,11 +87,7 @@ def serve(
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     if attested:
-        only = {
-            "--token-file": token_file, "--base-models": base_models, "--record": record, "--quota-gb": quota_gb,
-            "--training-threads": training_threads,
-        }  # fmt: skip
-        refuse_unused("with --attested", only)
+        refuse_unused("with --attested", given_options(context, besides=USED_WITH_ATTESTED))
         _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, receive)
         return
     of_attested = {
@@ -120,8 +121,8 @@ def serve(
         base_models=bases,
         **{name: value for name, value in limits.items() if value is not None},
     )
-    token = token_file or home.resolve() / "token"
-    run(settings, lambda: note(f"home: {home.resolve()} (the token is in {token})"))
+    token_path = token_file or home.resolve() / "token"
+    run(settings, lambda: note(f"home: {home.resolve()} (the token is in {token_path})"))
 
 
 def _base_of(ref: str) -> Path:
@@ -169,8 +170,8 @@ def _attested(
 
     hardware = Software() if software else Tsm()
     vault = None if receive is None else Vault.new(receive)
-    public = b"" if vault is None else vault.public_key
-    source = EvidenceSource(hardware, nvml_evidence if gpus else None, public, read_collateral(collateral))
+    sealing_key = b"" if vault is None else vault.public_key
+    source = EvidenceSource(hardware, nvml_evidence if gpus else None, sealing_key, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request
     if software:

@@ -93,7 +93,7 @@ def classify(
     with refusals_naming_rows(rows):
         require_sendable(client, client_info, base, texts, pairs)
     with _answering(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
-        client_half = ClientHalf.open(client, base, client_info, sending=len(rows))
+        client_half = ClientHalf.open(client, base, client_info, text_count=len(rows))
         progress = stage("classify", len(rows))
         shares = client_half.classify(texts, pairs, encoder_info, answer, progress)
     results = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from milkglass.audit.outcome import finite
+from milkglass.audit.outcome import nan_as_none
 from milkglass.audit.report.result import ReadExample
 from milkglass.metrics.interval import Interval
 
@@ -161,5 +161,5 @@ class Compared:
 
     def to_json(self) -> dict[str, Any]:
         """Returns compare.json. It holds texts of the user's as examples."""
-        result: dict[str, Any] = finite({"milkglass_compare": VERSION, **asdict(self)})
+        result: dict[str, Any] = nan_as_none({"milkglass_compare": VERSION, **asdict(self)})
         return result

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import files
-from milkglass.audit.outcome import AttackResult, finite
+from milkglass.audit.outcome import AttackResult, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
@@ -270,7 +270,7 @@ class _Run:
         files.private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
         limits_and_time = {**limits, "public": len(self.public), "clock": spent}
-        document = {"about": limits_and_time, "result": finite(asdict(result)), "answers": pack_answers(answers)}
+        document = {"about": limits_and_time, "result": nan_as_none(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
     def _load_stored(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from milkglass.client.codec.aliases import drawn_from
+from milkglass.client.codec.aliases import draw_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
 from milkglass.client.key.generate import new_key, scheme_of
@@ -58,7 +58,7 @@ class TableClient(TokenClient):
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
         choices = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, draw=drawn_from(Stream(choices.digest())))
+        return replace(self.codec, draw=draw_from(Stream(choices.digest())))
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:

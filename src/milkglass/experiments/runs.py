@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import __version__, device, files
-from milkglass.client.codec.aliases import drawn_from
+from milkglass.client.codec.aliases import draw_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import key_from
@@ -104,7 +104,7 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     Args:
         purpose: has its own draws, which do not depend on where a run was stopped.
     """
-    return Codec.open(key, folder, drawn_from(key.stream(f"choices/{purpose}")))
+    return Codec.open(key, folder, draw_from(key.stream(f"choices/{purpose}")))
 
 
 def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     @property
-    def alone(self) -> Interval:
+    def without_interval(self) -> Interval:
         """Returns the value without its interval, for a figure that is not of a sample."""
         return Interval(self.value, math.nan, math.nan, self.units)
 
@@ -92,7 +92,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     for counts in _draws(len(weights), rng):
         drawn.append(quotients(counts @ hits, counts @ weights))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return _open(Interval(value, float(low), float(high), units))
+    return _widened(Interval(value, float(low), float(high), units))
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
@@ -102,10 +102,10 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     mean = float(hits.mean())
     drawn = rng.binomial(len(hits), mean, size=BOOTSTRAP_DRAWS) / len(hits)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return _open(Interval(mean, float(low), float(high), len(hits)))
+    return _widened(Interval(mean, float(low), float(high), len(hits)))
 
 
-def _open(interval: Interval) -> Interval:
+def _widened(interval: Interval) -> Interval:
     """Returns the interval, widened if all units are 0 or all are 1.
 
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial

@@ -16,7 +16,7 @@ from milkglass.models.families.layers import ends
 
 
 @dataclass(frozen=True)
-class Stored(Mapping[str, torch.Tensor]):
+class StoredTensors(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint, each read when it is requested and not kept."""
 
     checkpoint: Checkpoint
@@ -42,13 +42,13 @@ def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tenso
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(tensors, ChainMap):  # `overlaid`
         return ChainMap(*(cast("dict[str, Any]", _headers(mapping)) for mapping in tensors.maps))
-    return tensors.checkpoint.tensors if isinstance(tensors, Stored) else tensors
+    return tensors.checkpoint.tensors if isinstance(tensors, StoredTensors) else tensors
 
 
-def _map(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if isinstance(tensors, ChainMap):
-        return _map(next(mapping for mapping in tensors.maps if name in mapping), name)
-    return tensors.checkpoint.mapped(name) if isinstance(tensors, Stored) else tensors[name]
+        return _mapped(next(mapping for mapping in tensors.maps if name in mapping), name)
+    return tensors.checkpoint.mapped(name) if isinstance(tensors, StoredTensors) else tensors[name]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Model:
     @classmethod
     def open(cls, folder: Path) -> Model:
         checkpoint = Checkpoint.open(folder)
-        return cls(Stored(checkpoint), checkpoint.config, folder)
+        return cls(StoredTensors(checkpoint), checkpoint.config, folder)
 
     def _names_ending(self, suffixes: tuple[str, ...]) -> list[str]:
         return [name for name in self.tensors if ends(name, *suffixes)]
@@ -91,16 +91,16 @@ class Model:
 
     def mapped(self, name: str) -> torch.Tensor:
         """Returns a tensor in its own dtype, mapped or in memory. It must not be written to."""
-        return _map(self.tensors, name)
+        return _mapped(self.tensors, name)
 
     @property
     def width(self) -> int:
-        """Returns d of the table."""
+        """Returns the length of a row of the table."""
         return int(self.headers[self.table_name].shape[1])
 
     @property
-    def size(self) -> int:
-        """Returns n of the table."""
+    def vocab_size(self) -> int:
+        """Returns the number of rows of the table."""
         return int(self.headers[self.table_name].shape[0])
 
     @property

@@ -43,18 +43,19 @@ class ShownText:
     """One text, and what was computed from it.
 
     Attributes:
+        source_length: how many ids the text had when this was made, those that the model does not have included.
         ids: the ids, without those that the model does not have, which an engine may send and the reply refuses.
         ordinary: `ids` without special tokens, which are permuted and not mixed: anyone with both models reads all.
-        hit_counts: by reading, how many of `ids` are right.
-        right_counts: by reading, how many of `ordinary` are right.
+        right_of_ids: by reading, how many of `ids` are right.
+        right_of_ordinary: by reading, how many of `ordinary` are right.
         rendering: the text as JSON for one reading.
     """
 
-    length: int
+    source_length: int
     ids: Any
     ordinary: Any
-    hit_counts: dict[LiveReading, int] = field(default_factory=dict)
-    right_counts: dict[LiveReading, int] = field(default_factory=dict)
+    right_of_ids: dict[LiveReading, int] = field(default_factory=dict)
+    right_of_ordinary: dict[LiveReading, int] = field(default_factory=dict)
     rendering: tuple[LiveReading | None, str] | None = None
 
 
@@ -90,13 +91,13 @@ class TextViews:
         """Returns a text, with how much of it each reading has right."""
         length = len(exchange.answer) if side == "answer" else len(exchange.prompt) - exchange.repeated
         text = self._texts.get((exchange.number, side))
-        if text is None or text.length != length:  # a text grows, and never changes otherwise
+        if text is None or text.source_length != length:  # a text grows, and never changes otherwise
             text = self._texts[exchange.number, side] = self._new_text(getattr(exchange, side), length)
-        if text.hit_counts.keys() != set(readings):
+        if text.right_of_ids.keys() != set(readings):
             self.work_count += 1
             true_ids = self.codec.inverse
-            text.hit_counts = {reading: reading.right_count(text.ids, true_ids) for reading in readings}
-            text.right_counts = {reading: reading.right_count(text.ordinary, true_ids) for reading in readings}
+            text.right_of_ids = {reading: reading.right_count(text.ids, true_ids) for reading in readings}
+            text.right_of_ordinary = {reading: reading.right_count(text.ordinary, true_ids) for reading in readings}
         return text
 
     def render(self, text: ShownText, reading: LiveReading | None) -> str:
@@ -119,7 +120,7 @@ class TextViews:
             "ids": shown_ids.tolist(),
             "read": self._marked_runs(shown_ids, reading),
             "tokens": len(text.ordinary),
-            "right": 0 if reading is None else text.right_counts[reading],
+            "right": 0 if reading is None else text.right_of_ordinary[reading],
             "more": len(text.ids) - len(shown_ids),
         }
 
@@ -160,7 +161,7 @@ class MonitorView:
     log: ExchangeLog
     attacker: LiveAttacker | None
     broken: str = ""
-    _document_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # of tabs that ask at a time
+    _document_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # for several tabs that ask at once
 
     @cached_property
     def texts(self) -> TextViews:
@@ -169,7 +170,7 @@ class MonitorView:
     async def document(self, since: int) -> str:
         """Returns all figures, and the exchanges that changed after the version `since`.
 
-        A version of another run returns all exchanges. What changes meanwhile comes with the next document.
+        A version above the log's, so of another run, returns all. What changes meanwhile comes with the next document.
         """
         async with self._document_lock:
             await asyncio.to_thread(lambda: self.texts.names)
@@ -228,14 +229,14 @@ class MonitorView:
             return None
         if not any(len(text.ids) for text in texts):
             return self.attacker.strongest(readings)
-        return max(readings, key=lambda reading: sum(text.hit_counts[reading] for text in texts), default=None)
+        return max(readings, key=lambda reading: sum(text.right_of_ids[reading] for text in texts), default=None)
 
     def _attack_figures(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
         """Returns the figures of the attack: how many ordinary tokens are kept, and how many the reading has right."""
         if self.attacker is None:
             return {"state": "off", "broken": self.broken}
         token_count = sum(len(text.ordinary) for text in texts)
-        right_count = 0 if reading is None else sum(text.right_counts[reading] for text in texts)
+        right_count = 0 if reading is None else sum(text.right_of_ordinary[reading] for text in texts)
         return {
             "state": self.attacker.state,
             "level": "" if reading is None else banner_level(self.attacker.state, right_count, token_count),

@@ -32,7 +32,7 @@ from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import Question, Reply
 from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
-from milkglass.proxy.text.sections import begins_reasoning, reasons
+from milkglass.proxy.text.sections import begins_reasoning, marks_reasoning
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
@@ -112,18 +112,18 @@ class Backend:
             beginning = used_format.begin(choice)
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
-        variables = template_options(requested_options or {}, self.codec.template_options, reasons(template))
+        variables = template_options(requested_options or {}, self.codec.template_options, marks_reasoning(template))
         with self._counting("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
             if template_format is not None and template_format.short_ids:
                 turns = [with_short_ids(turn) for turn in turns]
             ids = self.codec.encode_chat(turns, tools=tools, begun=beginning, options=variables)
-        thinks = reasons(template) and not beginning
-        in_reasoning = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
+        may_reason = marks_reasoning(template) and not beginning
+        in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)
         callable_ = requirements([tool for tool in tools if not choice or tool["function"]["name"] == choice])
         return replace(
-            question, format=used_format, tools=callable_, demanded=choice is not None, reasons=thinks,
+            question, format=used_format, tools=callable_, demanded=choice is not None, may_reason=may_reason,
             kind="reasoning" if in_reasoning else "content", begun=beginning, single=single,
         )  # fmt: skip
 

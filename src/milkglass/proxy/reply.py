@@ -52,7 +52,7 @@ class Question:
     format: ToolFormat | None = None
     tools: Tools = field(default_factory=lambda: NO_TOOLS)
     demanded: bool = False
-    reasons: bool = False
+    may_reason: bool = False
     kind: Literal["content", "reasoning"] = "content"
     begun: str = ""
     single: bool = False
@@ -111,7 +111,7 @@ class Reply:
         question = self.question
         decoder = self.codec.stream(question.format.special if question.format else ())
         stops = StopStrings(question.stops)
-        sections = Sections(question.format, question.tools, question.reasons, question.kind)
+        sections = Sections(question.format, question.tools, question.may_reason, question.kind)
         names, pending = TokenNames(self.codec), list[Logprobs]()
         for piece in self._read(sections.push(question.begun)):
             yield piece
@@ -173,7 +173,7 @@ class Reply:
     def _read(self, parts: Iterable[Part], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
         for part in parts:
             calls = part.calls
-            self._spelling.escaped(part.escapes)
+            self._spelling.escaped(part.escape_count)
             if calls and self.question.single:
                 calls = [] if self._called else calls[:1]
             self._called = self._called or bool(part.calls)

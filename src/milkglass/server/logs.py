@@ -75,7 +75,11 @@ class Throttle(logging.Filter):
 def _shorten(record: logging.LogRecord, dropped: int) -> None:
     try:
         text = record.getMessage()
-    except (TypeError, ValueError, KeyError):  # a library's template that does not fit its values: not the caller's end
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+    ):  # a library's template that does not fit its values: must not end the caller
         text = str(record.msg)
     if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
         text = f"{text.splitlines()[0] if text else 'error'} {place_of(record.exc_info[1])}"

@@ -42,18 +42,18 @@ class ClientHalf:
     client: EncoderClient = field(repr=False)
 
     @classmethod
-    def open(cls, folder: Path, base: Checkpoint, description: folders.ClientAbout, sending: int = 0) -> ClientHalf:
-        """Opens a half, and reserves the numbers of texts to be sent.
+    def open(cls, folder: Path, base: Checkpoint, description: folders.ClientAbout, text_count: int = 0) -> ClientHalf:
+        """Opens a half, and reserves the numbers of `text_count` texts to be sent.
 
         Raises CorruptCheckpoint for a damaged folder, and KeyForOtherModel if the base is not the model that was split.
         """
         defence = restored(description.method, description.parameters, description.training)
-        if not sending:
+        if not text_count:
             return cls(description, defence.load_client(base, folder))
         with locked(folder / CONFIG):
             client = defence.load_client(base, folder)
             raw = read_json(folder / CONFIG)
-            files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + sending}))
+            files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + text_count}))
         return cls(description, client)
 
     def classify(
@@ -66,7 +66,11 @@ class ClientHalf:
     ) -> NDArray[np.float64]:
         """Returns (texts, classes) probabilities; `answer` sends a frame and returns its logits.
 
-        Raises CodecError if a text cannot be sent, before anything is sent.
+        Raises:
+            KeyForOtherModel, CorruptCheckpoint: the server has another half, or one of other classes.
+            UsageError: pairs are given to a half for single texts, or the reverse.
+            CodecError: a text cannot be sent.
+            RemoteError: an answer is of another shape. All others are raised before anything is sent.
         """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
@@ -87,8 +91,8 @@ class ClientHalf:
     def require(self, info: EncoderInfo, pairs: bool) -> None:
         """Checks the server and the form of the texts before anything is sent.
 
-        Raises KeyForOtherModel without the other half of this one, and UsageError if the half was trained on pairs and
-        the texts are single, or the reverse.
+        Raises KeyForOtherModel without the other half of this one, CorruptCheckpoint if that one has another number of
+        classes, and UsageError if the half was trained on pairs and the texts are single, or the reverse.
         """
         if info.weights != self.description.server:
             raise KeyForOtherModel(
@@ -133,11 +137,11 @@ def is_short_enough(
     return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
 
 
-def frame_slices(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
+def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
     """Yields slices of consecutive texts, each of at most so many texts and tokens, or of one longer text."""
     start, row_count = 0, 0
     for number, length in enumerate(lengths.tolist()):
-        if number > start and (number - start == texts or row_count + length > rows):
+        if number > start and (number - start == max_texts or row_count + length > max_rows):
             yield slice(start, number)
             start, row_count = number, 0
         row_count += length

@@ -134,7 +134,7 @@ def _routes(half: ServerHalf) -> APIRouter:
 
 
 def open_half(folder: Path) -> ServerHalf:
-    """Opens the half to serve, and raises this process's limits for serving. Raises UsageError, CorruptCheckpoint."""
+    """Opens the half, and prepares this process to serve (`prepare`). Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)
 

@@ -158,4 +158,4 @@ class Knowledge:
 
     def tokens(self, size: int) -> int:
         """Returns the number of public ids, or n' = `size` if the public model is not known."""
-        return size if self.public_model is None else self.public_model.size
+        return size if self.public_model is None else self.public_model.vocab_size

@@ -347,8 +347,10 @@ class ClusterSolve(Solver):
         seen, public = transcript.model, required(knowledge.public_model)
         if knowledge.shared:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
-        ours, theirs = (public.size, public.width), (seen.size, seen.width)
-        fits = seen.width == public.width and public.size <= seen.size <= knowledge.aliases * public.size
+        ours, theirs = (public.vocab_size, public.width), (seen.vocab_size, seen.width)
+        fits = (
+            seen.width == public.width and public.vocab_size <= seen.vocab_size <= knowledge.aliases * public.vocab_size
+        )
         return None if fits else f"the public table is {ours}, the one seen {theirs}"
 
 

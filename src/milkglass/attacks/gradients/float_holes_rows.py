@@ -1,13 +1,14 @@
 """Float holes of a gradient: distinguishes rows of the embeddings' gradient that are noise alone.
 
-If no text has a token, the gradient of its embedding is 0 and its row is fl(s z). Floating-point noise cannot produce
-every number: it has holes (`Holes`), and no entry of this row lies in one. The row of a token that was read is fl(g +
-fl(s z)), and some of its hundreds of entries lie in holes. One such entry suffices. Neither clipping nor the width of
-the noise, and with it epsilon, changes this.
+fl rounds to fp32, s is the width of the noise, z a number drawn from the standard normal distribution, and g an entry
+of a token's own gradient. If no text has a token, g is 0 and the token's row is fl(s z). Floating-point noise cannot
+produce every number: it has holes (`Holes`), and no entry of this row lies in one. The row of a token that was read is
+fl(g + fl(s z)), and some of its hundreds of entries lie in holes. One such entry suffices. Neither clipping nor the
+width of the noise, and with it epsilon, changes this.
 
 Guarantees of differential privacy are about real numbers. Noise on a grid can produce the same numbers in every row.
-Then rows cannot be distinguished: more than half exceed any bound, and none is named. If the head is the table as well,
-every row has a gradient, and this attack reads nothing either.
+Then rows cannot be distinguished. If more than half of the rows seem read, none is reported. If the head is the table
+as well, every row has a gradient, and this attack reads nothing either.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Mask = NDArray[np.bool_]
 
 MIN_SHARE = 0.01  # a width with fewer holes rules nothing out
 UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
-ROWS_AT_A_TIME = 4096  # looked at at a time
+ROWS_AT_A_TIME = 4096  # rows tested at a time
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Holes:
     def share(self) -> float:
         """Returns the share of the numbers between two powers of two that are holes, by a sample of them."""
         sample = np.linspace(1, 2, 20_001, dtype=np.float32)[:-1]
-        return 1 - float(self.noise(sample).mean())
+        return 1 - float(self.can_be_noise(sample).mean())
 
-    def noise(self, n: Floats) -> Mask:
+    def can_be_noise(self, n: Floats) -> Mask:
         """Returns where n = fl(s z) for some fp32 number z."""
         z = (n.astype(np.float64) / np.float64(self.width)).astype(np.float32)
         hit = (self.width * z) == n
@@ -68,7 +69,7 @@ class Holes:
         hit = np.zeros(x.shape, np.bool_)
         for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
             is_candidate = ~hit & ((x + n) == y)
-            hit[is_candidate] = self.noise(n[is_candidate])
+            hit[is_candidate] = self.can_be_noise(n[is_candidate])
         return hit
 
 
@@ -80,7 +81,7 @@ class FloatHolesRows(Inversion):
     assumes = frozenset({"step", "noise"})
     uses = frozenset({"lengths"})
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         if table_gradient(batch) is None:
             return NOT_SHARED
         return "noise of this width reaches every number" if holes(batch).share < MIN_SHARE else None
@@ -88,7 +89,10 @@ class FloatHolesRows(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         rows, noise_holes = required(table_gradient(batch)).float().numpy(), holes(batch)
         is_noise = np.concatenate(
-            [noise_holes.noise(rows[at : at + ROWS_AT_A_TIME]).all(1) for at in range(0, len(rows), ROWS_AT_A_TIME)]
+            [
+                noise_holes.can_be_noise(rows[at : at + ROWS_AT_A_TIME]).all(1)
+                for at in range(0, len(rows), ROWS_AT_A_TIME)
+            ]
         )
         read_ids = np.flatnonzero(~is_noise)
         return deal_out(read_ids if len(read_ids) <= MAX_SHARE_OF_ROWS * len(rows) else read_ids[:0], batch)

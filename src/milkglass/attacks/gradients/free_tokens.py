@@ -33,8 +33,8 @@ from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
 SAMPLE_ROWS = 512  # rows from which the span of the others is taken
-MAX_SPREAD = 0.5  # of the squared lengths of rows of noise, relative to their median
-MIN_SIGMAS = 8.0  # a row more standard deviations longer than the median than this is no row of noise
+MAX_SPREAD = 0.5  # largest spread of the squared lengths of rows of noise, relative to their median
+MIN_SIGMAS = 8.0  # a row whose squared length is this many deviations above the median is no noise
 NOT_SHARED = "the gradient of the embeddings is not shared"
 MAX_SHARE_OF_ROWS = 0.5  # share of the vocabulary above which rows are not distinguished
 
@@ -56,7 +56,7 @@ class FreeTokens(Inversion):
     )
     uses = frozenset({"lengths"})
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         if (grad := table_gradient(batch)) is None:
             return NOT_SHARED
         if read_tokens(grad, self.apart) is None:
@@ -90,7 +90,10 @@ def read_tokens(grad: Tensor, apart: float = 1e-2) -> Ids | None:
 
 
 def _is_outside_span(grad: Tensor, apart: float) -> Tensor:
-    """Returns (v,) which rows are outside the span of the smallest: of tokens neither read nor likely answers."""
+    """Returns (v,) which rows are outside the span of the shortest nonzero rows.
+
+    These are of tokens neither read nor likely answers.
+    """
     norms = grad.double().norm(dim=1)
     order = norms.argsort()[int((norms == 0).sum()) :]
     small = order[: min(SAMPLE_ROWS, len(grad) // 2)]

@@ -76,13 +76,13 @@ class Inversion(Attack):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found."""
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         """Returns why nothing can be read of a batch whatever its values, or None."""
         return None
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         """Returns the reason of the first batch that cannot be read."""
-        return next(filter(None, map(self.misses, batches(transcript, knowledge))), None)
+        return next(filter(None, map(self.why_unreadable, batches(transcript, knowledge))), None)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         all_texts: list[Ids] = []

@@ -66,7 +66,7 @@ class SeedSearch(Inversion):
     uses = frozenset({"lengths"})
     min_seconds = 60.0
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         grad = table_gradient(batch)
         if grad is None:
             return NOT_SHARED

@@ -64,7 +64,7 @@ class SurvivingEntries(Inversion):
             return "the attacker does not know the labels"
         return super().refuses(transcript, knowledge)
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         if batch.size > 1:
             return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
         return NOT_SHARED if table_gradient(batch) is None else None

@@ -74,7 +74,7 @@ class TruncatedSpans(Inversion):
             return str(error)
         return super().refuses(transcript, knowledge)
 
-    def misses(self, batch: SharedBatch) -> str | None:
+    def why_unreadable(self, batch: SharedBatch) -> str | None:
         if batch.size > 1:
             return f"a batch holds {batch.size} texts, and only one can be read at a time"
         if batch.lengths is None:

@@ -155,9 +155,9 @@ class NeuronAlignment(NearestRows):
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        all_ids = torch.arange(transcript.model.size, device=device.current())
+        all_ids = torch.arange(transcript.model.vocab_size, device=device.current())
         neurons = NeuronReader(transcript.model, self.layer)(all_ids)
-        read, sample_ids = NeuronReader(public, self.layer), _sample(public.size, self.sample, rng)
+        read, sample_ids = NeuronReader(public, self.layer), _sample(public.vocab_size, self.sample, rng)
         draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
         noise = device.moved(public.table.std()) * draws
         probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
@@ -170,7 +170,7 @@ class NeuronAlignment(NearestRows):
         noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
         seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
         order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
-        public_neurons = read(torch.arange(public.size, device=device.current()))
+        public_neurons = read(torch.arange(public.vocab_size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(

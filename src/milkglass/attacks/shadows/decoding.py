@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearsed, replacement_counts, write_guesses
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearse_corpus, replacement_counts, write_guesses
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -58,7 +58,7 @@ class ShadowDecoding(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        rehearsals = rehearsed(knowledge, self.rehearsals, rng)
+        rehearsals = rehearse_corpus(knowledge, self.rehearsals, rng)
         channel = self.channel(required(knowledge.candidates), corpus, rehearsals, transcript.size)
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
@@ -76,13 +76,13 @@ class ShadowDecoding(Attack):
         token_counts = np.bincount(keys % size, counts, size)
         originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
         originals[:, 1:] = NO_BELIEF
-        p = np.zeros(originals.shape)
-        p[:, 0] = 1.0
+        likelihood = np.zeros(originals.shape)
+        likelihood[:, 0] = 1.0
         for group, evenly in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
-                likelihood = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)
-                best = np.argsort(-likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
-                originals[row], p[row] = NO_BELIEF, 0.0
-                originals[row, : len(best)], p[row, : len(best)] = group.members[best], likelihood[best]
-        return Channel(originals, p, share)
+                of_members = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)
+                best = np.argsort(-of_members * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                originals[row], likelihood[row] = NO_BELIEF, 0.0
+                originals[row, : len(best)], likelihood[row, : len(best)] = group.members[best], of_members[best]
+        return Channel(originals, likelihood, share)

@@ -23,7 +23,7 @@ from torch import Tensor
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, descend, places, stacked
-from milkglass.attacks.token_ids.channel import rehearsed
+from milkglass.attacks.token_ids.channel import rehearse_corpus
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -67,7 +67,7 @@ class ShadowGeneration(Attack):
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        own_shadows, origin = rehearsed(knowledge, 1, rng)[0]
+        own_shadows, origin = rehearse_corpus(knowledge, 1, rng)[0]
         if len(own_shadows.ids) != len(origin) or (origin != np.arange(len(origin))).any():
             raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
         model = self._model(transcript.size, int(rng.integers(2**31)))

@@ -36,12 +36,12 @@ class Channel:
 
     Attributes:
         originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
-        p: (n, c) the probability that each of these is sent as that seen token.
+        likelihood: (n, c) the probability that each of these is sent as that seen token.
         share: (n,) each token's share of the public text.
     """
 
     originals: Ids
-    p: Floats
+    likelihood: Floats
     share: Floats
 
 
@@ -58,23 +58,25 @@ def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Id
     return pairs, counts.astype(np.int64)
 
 
-def learnt(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """Returns the channel that rehearsals of `original` show, with at most `candidates` originals a token."""
+def estimate_channel(
+    original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidate_count: int
+) -> Channel:
+    """Returns the channel that rehearsals of `original` show, with at most `candidate_count` originals a token."""
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, rehearsals, size)
     seen_ids, original_ids = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, original_ids, counts = seen_ids[order], original_ids[order], counts[order].astype(np.float64)
     rank = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
-    is_listed = rank < candidates
-    table = np.full((size, candidates), NO_BELIEF, np.int64)
-    p = np.zeros((size, candidates))
-    table[seen_ids[is_listed], rank[is_listed]] = original_ids[is_listed]
-    times = np.bincount(original_ids, counts, size)  # how often each token was sent at all
-    p[seen_ids[is_listed], rank[is_listed]] = counts[is_listed] / times[original_ids[is_listed]]
-    is_unseen = table[:, 0] == NO_BELIEF
-    table[is_unseen, 0], p[is_unseen, 0] = np.flatnonzero(is_unseen), 1.0
-    return Channel(table, p, share)
+    is_listed = rank < candidate_count
+    originals = np.full((size, candidate_count), NO_BELIEF, np.int64)
+    likelihood = np.zeros((size, candidate_count))
+    originals[seen_ids[is_listed], rank[is_listed]] = original_ids[is_listed]
+    sent_counts = np.bincount(original_ids, counts, size)  # how often each token was sent at all
+    likelihood[seen_ids[is_listed], rank[is_listed]] = counts[is_listed] / sent_counts[original_ids[is_listed]]
+    is_unseen = originals[:, 0] == NO_BELIEF
+    originals[is_unseen, 0], likelihood[is_unseen, 0] = np.flatnonzero(is_unseen), 1.0
+    return Channel(originals, likelihood, share)
 
 
 class Neighbours:
@@ -83,30 +85,33 @@ class Neighbours:
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix
         self.keys, self.count = pairs.left * size + pairs.right, pairs.count
-        self.times = summed(pairs.left, pairs.count, size)
+        self.left_counts = summed(pairs.left, pairs.count, size)
 
-    def between(self, left_ids: Ids, right_ids: Ids) -> Floats:
+    def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (a, b) p(right | left), which is never zero."""
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
         expected = left_ids[:, None] * len(self.share) + right_ids[None, :]
-        seen = looked_up(self.keys, self.count, expected)
-        observed = seen / np.maximum(self.times[left_ids], 1.0)[:, None]
+        pair_counts = looked_up(self.keys, self.count, expected)
+        observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
 def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
-    rows = [channel.originals[one][channel.originals[one] != NO_BELIEF] for one in ids.tolist()]
-    emitted = [channel.p[one][: len(members)] for one, members in zip(ids.tolist(), rows, strict=True)]
-    moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
-    forward = [emitted[0] * (channel.share[rows[0]] + 1e-9)]
-    for move, likelihood in zip(moves, emitted[1:], strict=True):
-        forward.append(normalised(forward[-1]) @ move * likelihood)
-    backward = [np.ones(len(rows[-1]))]
-    for move, likelihood in zip(reversed(moves), reversed(emitted[1:]), strict=True):
-        backward.append(normalised(move @ (backward[-1] * likelihood)))
-    return [(members, normalised(a * b)) for members, a, b in zip(rows, forward, reversed(backward), strict=True)]
+    candidates = [channel.originals[token][channel.originals[token] != NO_BELIEF] for token in ids.tolist()]
+    likelihoods = [
+        channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
+    ]
+    transitions = [neighbours.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
+    forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
+    for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
+        forward.append(normalised(forward[-1]) @ transition * likelihood)
+    backward = [np.ones(len(candidates[-1]))]
+    for transition, likelihood in zip(reversed(transitions), reversed(likelihoods[1:]), strict=True):
+        backward.append(normalised(transition @ (backward[-1] * likelihood)))
+    beliefs = zip(candidates, forward, reversed(backward), strict=True)
+    return [(originals, normalised(a * b)) for originals, a, b in beliefs]
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
@@ -126,7 +131,7 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, g
     return guess
 
 
-def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
+def rehearse_corpus(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
     """Returns the public text as the attacker's own mechanism sends it, `count` times; [] without a mechanism."""
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
@@ -162,7 +167,9 @@ class ChannelAttack(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        channel = learnt(corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
+        channel = estimate_channel(
+            corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
+        )
         neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent

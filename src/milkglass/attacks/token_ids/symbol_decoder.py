@@ -293,21 +293,21 @@ class SymbolDecoder(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
-        symbols = Symbols(required(knowledge.candidates), transcript.size, public.size, knowledge.responses)
+        symbols = Symbols(required(knowledge.candidates), transcript.size, public.vocab_size, knowledge.responses)
         order = rng.permutation(len(corpus))
         count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
         held_out, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
-        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT)
+        reader = SymbolReader(public, symbols, corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT)
         share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
-        is_counted = np.ones(public.size, np.bool_)
-        is_counted[np.argsort(-corpus.counts(public.size), kind="stable")[: self.commonest]] = False
+        is_counted = np.ones(public.vocab_size, np.bool_)
+        is_counted[np.argsort(-corpus.counts(public.vocab_size), kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(held_out, ids=symbols.sent(held_out.ids, rng)), held_out.ids, is_counted)
         sent_symbols = transcript.tokens.mapped(symbols.of_id)
-        smoothed_counts = corpus.counts(public.size).astype(np.float64) + UNSEEN_COUNT
+        smoothed_counts = corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT
         listed = beliefs.listed(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
             held_out = held_out.chosen(np.arange(len(held_out))[:HELD_OUT])

@@ -96,7 +96,7 @@ def _attack_lists(result: Audit) -> dict[str, object]:
     """Returns the attacks that ran, the strongest first, and why each other attack did not run."""
     done = [cell for cell in result.cells if cell.state == "done"]
     done.sort(key=lambda cell: np.nan_to_num(cell.value("tokens top-1"), nan=-1.0), reverse=True)
-    not_done = {(cell.what, cell.state, cell.reason): None for cell in result.cells if cell.state != "done"}
+    not_done = {(cell.label, cell.state, cell.reason): None for cell in result.cells if cell.state != "done"}
     return {"ran": done, "idle": [*not_done]}
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from milkglass.audit.metadata_leakage import MetadataLeakage
-from milkglass.audit.outcome import AttackResult, finite
+from milkglass.audit.outcome import AttackResult, nan_as_none
 
 VERSION = 1
 Level = Literal["most", "much", "some", "unknown"]
@@ -160,5 +160,5 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Returns audit.json, in which `metadata` is called "anyway"."""
         fields = {"anyway" if name == "metadata" else name: value for name, value in asdict(self).items()}
-        result: dict[str, Any] = finite({"milkglass_audit": VERSION, **fields})
+        result: dict[str, Any] = nan_as_none({"milkglass_audit": VERSION, **fields})
         return result

@@ -165,14 +165,19 @@ class _Pool:
         seconds = sum(result.seconds for result in results.values())
         cut = bool(not_run) or any(result.cut for result in results.values())
         attacked_rounds = tuple(number for number in results if number not in left_out)
-        measures = without_intervals(self._measure(trained=False), cut)
+        measures = self._figures(trained=False, cut=cut)
         trained = None  # of what read shadows and no gradients
         if all(guess.texts is not None for guess in self.guesses.values()):
-            trained = without_intervals(self._measure(trained=True), cut) if self.site.texts.ghost else measures
+            trained = self._figures(trained=True, cut=cut) if self.site.texts.ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
             trained=trained,
         )  # fmt: skip
+
+    def _figures(self, trained: bool, cut: bool) -> dict[str, Interval]:
+        """Returns the figures of all updates, without intervals if an attack was cut."""
+        measures = self._measure(trained)
+        return without_intervals(measures) if cut else measures
 
     def _measure(self, trained: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together."""

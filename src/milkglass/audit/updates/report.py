@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from milkglass.audit.outcome import AttackResult, finite
+from milkglass.audit.outcome import AttackResult, nan_as_none
 from milkglass.audit.report.texts import TEXTS, filled
 from milkglass.metrics.interval import Interval
 
@@ -135,7 +135,7 @@ class UpdateAudit:
         }  # fmt: skip
         if self.selection not in ("", "states"):  # the paper's is the default, and is left out as in earlier reports
             raw["selection"] = self.selection
-        return cast("dict[str, Any]", finite(raw))
+        return cast("dict[str, Any]", nan_as_none(raw))
 
 
 def tokens(measures: Measures) -> Interval:

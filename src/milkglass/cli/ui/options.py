@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from functools import wraps
@@ -115,6 +115,17 @@ def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if value is not None and value is not False and value != [] and value != ():
             raise UsageError(f"{name} is not used {where}", "leave it out")
+
+
+def given_options(context: typer.Context, besides: Collection[str]) -> dict[str, Any]:
+    """Returns the options that were given on the command line, by their names, besides those of these parameters."""
+    options = dict[str, Any]()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name not in besides and source is not None and source.name == "COMMANDLINE":
+            options[max(parameter.opts, key=len)] = context.params[name]
+    return options
 
 
 def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""Chooses which scrambled id is sent for a token that has several: one at random, anew each time.
+"""Chooses which scrambled id is sent for a token that has several: one at random, anew each time, or by the text.
 
 With aliases the ids of a token are its own. With shared rows all tokens of a cluster have the same ids, and the server
-learns the cluster and no more. A coarse vocabulary with an epsilon exchanges the id of a symbol for another by
-randomised response. The randomness is the operating system's, unless a reproducible stream is given, as in recipes and
-tests.
+learns the cluster and no more. The randomness is the operating system's, unless a reproducible stream is given, as in
+recipes and tests.
+
+A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised response. Its draws follow
+from the key and the text (`Responses.stream`), so that an equal text is sent equally.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def secret_draws() -> Stream:
     return Stream(secrets.token_bytes(32))
 
 
-def drawn_from(stream: Stream) -> Draw:
+def draw_from(stream: Stream) -> Draw:
     """Returns a `Draw` that always uses this stream, so that the choices can be reproduced."""
     return lambda: stream
 
@@ -54,7 +56,10 @@ class Responses:
 
     @classmethod
     def of(cls, key: Key) -> Responses | None:
-        """Returns the responses of a key, or None if its ids are sent unchanged. Only older codecs have no stream."""
+        """Returns the responses of a key, or None if its ids are sent unchanged.
+
+        Codecs of older versions have no stream.
+        """
         mechanism = mechanism_of(key)
         if mechanism is None:
             return None
@@ -70,7 +75,7 @@ class Responses:
             )
         return cls(RandomisedResponse(np.sort(mechanism_ids), mechanism.epsilon), stream, own_ids, mechanism_ids)
 
-    def exchanged(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_draws() if self.stream is None else self.stream.keyed(text)

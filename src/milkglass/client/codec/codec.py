@@ -296,7 +296,7 @@ class Codec:
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
         """Returns the scrambled ids (t,) of one text's (t,). Of several ids of a token, one is drawn at each call."""
         scrambled_ids = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
-        return scrambled_ids if self.responses is None else self.responses.exchanged(ids, scrambled_ids)
+        return scrambled_ids if self.responses is None else self.responses.exchange(ids, scrambled_ids)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-ANSWER_IDS = "answer_ids"  # of a message: the scrambled ids of the answer that it repeats
+ANSWER_IDS = "answer_ids"  # field of a message: the scrambled ids of the answer that it repeats
 MIN_SHARED_LETTERS = 16  # letters of a common beginning of a text and an answer
 MIN_WHOLE_LETTERS = 32  # letters of an answer that is part of a longer text
 Span = tuple[int, int]
@@ -41,11 +41,11 @@ class KeptIds:
 
     decode: Callable[[Sequence[int]], str]
     letters: Iterator[str]
-    stop: str = ""
+    end_mark: str = ""
     kept_by_mark: dict[str, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stop = next(self.letters)
+        self.end_mark = next(self.letters)
 
     def mark_prompt(self, text: str, ids: Sequence[int]) -> str:
         """Returns a text with marks around what it repeats of the answer with these ids."""
@@ -65,10 +65,10 @@ class KeptIds:
     @property
     def pattern(self) -> re.Pattern[str]:
         """Returns a pattern that finds kept texts with their marks. Its groups are the mark and the text."""
-        return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.stop}", re.DOTALL)
+        return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.end_mark}", re.DOTALL)
 
     def _without_marks(self, text: str) -> str:
-        if any(letter in text for letter in (*self.kept_by_mark, self.stop)):
+        if any(letter in text for letter in (*self.kept_by_mark, self.end_mark)):
             raise Rewritten
         return text
 
@@ -103,18 +103,18 @@ class KeptIds:
         return argument
 
     def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
-        span = repeated(text, decoded)
+        span = find_repeated(text, decoded)
         if span is None:
             return text
-        start, begin, size = span
-        first, last = self._token_span(ids, begin, begin + size, decoded)
+        text_start, answer_start, size = span
+        first, last = self._token_span(ids, answer_start, answer_start + size, decoded)
         inner, prefix = self.decode(ids[first:last]), len(self.decode(ids[:first]))
-        at = start + prefix - begin
+        at = text_start + prefix - answer_start
         if first >= last or not inner or text[at : at + len(inner)] != inner:
             return text
         mark = next(self.letters)
         self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
-        return f"{text[:at]}{mark}{inner}{self.stop}{text[at + len(inner) :]}"
+        return f"{text[:at]}{mark}{inner}{self.end_mark}{text[at + len(inner) :]}"
 
     def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
@@ -125,7 +125,7 @@ class KeptIds:
         return first, last
 
 
-def repeated(text: str, answer: str) -> tuple[int, int, int] | None:
+def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
     """Returns (place in the text, place in the answer, letters) of what a text repeats of an answer, or None.
 
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a

@@ -66,7 +66,7 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Sc
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
     """Makes a key for a model, by default with the scheme of `scheme_for`.
 
-    A root that is given is no secret: it is for attackers and recipes.
+    `root` replaces a fresh secret: one derived from a parent (`for_job`), or a public one of an attacker or recipe.
     """
     architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
@@ -86,8 +86,8 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
                 f"the map is of {len(symbols)} tokens, the model has {vocab_size}", "give the model it is for"
             )
         slot_count = int(symbols.max()) + 1
-    order = hashed_permutation if scheme.hashed else permutation
-    key = Key.new(digest, slot_count, architecture.pinned, key_info, order, root)
+    permute = hashed_permutation if scheme.hashed else permutation
+    key = Key.new(digest, slot_count, architecture.pinned, key_info, permute, root)
     return with_groups(base, key) if scheme.shares and symbols is None else key
 
 
@@ -108,7 +108,8 @@ def require_kind(architecture: Architecture, scheme: Scheme) -> None:
         )
 
 
-def require_delta(scheme: Scheme, delta: bool) -> None:
+def refuse_delta_if_unsupported(scheme: Scheme, delta: bool) -> None:
+    """Raises UsageError if a delta was asked for and cannot hold what the scheme changes."""
     if delta and not scheme.supports_delta:
         reason = "coarse makes a smaller table, which no delta can hold"
         if scheme.needs_whole_layers:

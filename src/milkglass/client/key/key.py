@@ -251,15 +251,18 @@ class Key:
         vocab_size: int,
         pinned: tuple[int, ...],
         info: KeyInfo,
-        order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
+        permute: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """Makes a key. A given root is no secret, such as a recipe's; else one is drawn.
+        """Makes a key.
 
-        `vocab_size` is the number of slots, aliases included.
+        Args:
+            vocab_size: the number of slots, aliases included.
+            permute: returns the permutation from its subkey, the number of slots, and the ids that stay.
+            root: replaces a fresh secret: one derived from a parent, or a public one of an attacker or recipe.
         """
         root = secrets.token_bytes(32) if root is None else root
-        sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
+        sigma = permute(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
 
     @property

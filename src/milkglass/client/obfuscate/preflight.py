@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids
+from milkglass.client.key.generate import refuse_delta_if_unsupported, require_kind, reserved_ids, single_ids
 from milkglass.client.layout import tokenizer_digest, unknown_tensor_names
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
@@ -35,7 +35,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     architecture = architecture_of(base)
     require_sound(base)
     require_kind(architecture, scheme)
-    require_delta(scheme, delta)
+    refuse_delta_if_unsupported(scheme, delta)
     _require_padding(base, architecture, scheme)
     if unknown_names := unknown_tensor_names(base.tensors):  # a folder with them could not be uploaded
         raise ModelError(

@@ -13,8 +13,8 @@ Memory beyond blocks of rows and of their cosines (docs/performance.md measures 
     coarse              nothing; to find the map, one table of vectors in fp32 (symbols.py)
     permuted and alike  (d, d) matrices in fp64, one matrix of a layer at a time
 
-**After a kill** a run computes the same clusters again, which are secret and stored in no file, and continues each file
-from the last 64 MB that were on the disk.
+**After a kill** a run computes the same clusters again, which are secret and stored in no file, unless the key holds
+them (shared rows, jobs). It continues each file from the last 64 MB that were on the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
-from milkglass.client.key.generate import cluster_order, require_delta, require_finite, reserved_ids, scheme_of
+from milkglass.client.key.generate import (
+    cluster_order,
+    refuse_delta_if_unsupported,
+    require_finite,
+    reserved_ids,
+    scheme_of,
+)
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
@@ -186,7 +192,8 @@ def scramble(
 ) -> Promise:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
-    Nothing is mixed before the staging writes: it asks for each block of rows (models/safetensors_file.py).
+    Returns what the scheme promises of the written model. Nothing is mixed before the staging writes: it asks for each
+    block of rows (models/safetensors_file.py).
 
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
@@ -196,10 +203,10 @@ def scramble(
         raise CorruptCheckpoint(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
-    require_delta(scheme_of(key), delta)
+    refuse_delta_if_unsupported(scheme_of(key), delta)
     document = json.dumps([delta, dict(key.info.document)]).encode()
-    job = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
-    staging = Staging(out, job.hexdigest())
+    run_hash = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
+    staging = Staging(out, run_hash.hexdigest())
     replacement = replacements(base, architecture, key, stage, mixture, turn)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKER_CONTENT)

@@ -37,7 +37,7 @@ from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
 from milkglass.schemes.scheme import Scheme
-from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, Vectors
+from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, VectorSource
 from milkglass.sequences import Sequences
 
 BATCH = 512  # tokens at a time
@@ -45,7 +45,7 @@ FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary i
 PROGRESS_STEPS = 1000
 
 
-def token_vectors(base: Checkpoint, source: Vectors, stage: Stage = no_stage) -> Floats:
+def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stage) -> Floats:
     """Returns (n, d) in fp32. They are public: no data of the client are read."""
     table = architecture_of(base).table
     if source == "table":

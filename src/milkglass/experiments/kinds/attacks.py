@@ -277,7 +277,7 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     for cell in cells:
         if cell.state == "does not apply":
             continue
-        measured = with_spread(cell.among(MEASURES))
+        measured = with_spread(cell.selected_measures(MEASURES))
         measured |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
         measured |= {"seconds": cell.seconds}
         figures += records(measured, attack=cell.attack, attacker=cell.adversary, variant=variant)

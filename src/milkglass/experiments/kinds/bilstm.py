@@ -208,7 +208,9 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        figures += records(with_spread(cell.among(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name)
+        figures += records(
+            with_spread(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name
+        )
     return figures
 
 

@@ -163,7 +163,7 @@ def figures(result: AttackResult) -> dict[str, float]:
 
     A recipe's `seconds` limits processor time, so other work on the machine hardly changes a result.
     """
-    return with_spread(result.among(MEASURES), scale=1) | {"seconds": result.seconds}
+    return with_spread(result.selected_measures(MEASURES), scale=1) | {"seconds": result.seconds}
 
 
 @dataclass(frozen=True, eq=False)

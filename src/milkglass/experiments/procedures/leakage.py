@@ -179,7 +179,7 @@ def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
             continue
         require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS, 1)):
-            values = with_spread(cell.among(names), scale)
+            values = with_spread(cell.selected_measures(names), scale)
             figures += records(values, attack=cell.attack, attacker=cell.adversary)
     for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         intervals = [cell.measures[measure] for cell in cells if cell.state == "done" and measure in cell.measures]

@@ -34,18 +34,18 @@ class Curves:
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order."""
     epsilons = _epsilons(variants)
-    stated = [figure for figure in records if figure.when and not figure.attack]
+    with_state = [record for record in records if record.when and not record.attack]
     curves = []
-    for measure in dict.fromkeys(figure.measure for figure in stated):
+    for measure in dict.fromkeys(record.measure for record in with_state):
         lines: dict[str, list[Point]] = {}
-        for record in stated:
+        for record in with_state:
             if record.measure == measure and record.variant in epsilons:
                 point = (epsilons[record.variant], record.value, record.half_width or 0.0)
                 lines.setdefault(record.when, []).append(point)
         plain = {
-            figure.when: figure.value
-            for figure in stated
-            if figure.measure == measure and not variants.get(figure.variant, True)
+            record.when: record.value
+            for record in with_state
+            if record.measure == measure and not variants.get(record.variant, True)
         }
         levels = {when: value for when, value in plain.items() if when in lines}
         if plotted := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:

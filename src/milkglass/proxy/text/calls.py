@@ -102,11 +102,11 @@ def tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote. `escapes` counts plain letters escaped in arguments that were JSON in a string."""
+    """A call that a model wrote. `escape_count`: plain letters escaped in arguments that were JSON in a string."""
 
     name: str
     arguments: str
-    escapes: int = 0
+    escape_count: int = 0
     id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
 
     def document(self) -> dict[str, Any]:
@@ -225,13 +225,13 @@ def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
     if not isinstance(name, str) or name not in tools:
         return None
-    text, arguments, escapes = (*_value(text), 0) if text else ("", None, 0)
+    text, arguments, escape_count = (*_value(text), 0) if text else ("", None, 0)
     if isinstance(arguments, str):
-        escapes, text = letter_escapes(arguments), arguments.strip()
+        escape_count, text = letter_escapes(arguments), arguments.strip()
         arguments = DECODER.decode(text) if text else None
     if arguments is None and not tools[name]:
         text, arguments = "{}", {}
-    return ToolCall(name, _write_arguments(text, arguments), escapes) if isinstance(arguments, dict) else None
+    return ToolCall(name, _write_arguments(text, arguments), escape_count) if isinstance(arguments, dict) else None
 
 
 def letter_escapes(text: str) -> int:

@@ -21,7 +21,7 @@ OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is inval
 INSIDE = re.compile(r'"|\\.', re.DOTALL)
 ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
-THINK, THOUGHT = "<think>", "</think>"
+THINK_BEGIN, THINK_END = "<think>", "</think>"
 BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
 OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
@@ -30,24 +30,27 @@ NO_TOOLS: Tools = {}
 
 @dataclass
 class JsonSpan:
-    """The span of one value that begins with a bracket, of which `at` was read (at first, where it begins).
+    """Finds where a JSON object or list ends.
 
-    `lines`: a string may have a line feed, as models write them. `broken`: it is no JSON.
+    Attributes:
+        at: how far the text was read; at first, where the value begins.
+        allows_line_feeds: whether a string may have a line feed, as models write them.
+        broken: whether the text is no JSON.
     """
 
     at: int = 0
-    lines: bool = True
+    allows_line_feeds: bool = True
     broken: bool = False
     _depth: int = 0
-    _string: bool = False
+    _in_string: bool = False
 
     def end(self, text: str) -> int | None:
         """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
         while not self.broken:
-            pattern = INSIDE if self.lines else ONE_LINE
-            match = (pattern if self._string else OUTSIDE).search(text, self.at)
+            pattern = INSIDE if self.allows_line_feeds else ONE_LINE
+            match = (pattern if self._in_string else OUTSIDE).search(text, self.at)
             if match is None:
-                half = self._string and text.endswith("\\")  # what it escapes is still to come
+                half = self._in_string and text.endswith("\\")  # what it escapes is still to come
                 self.at = max(self.at, len(text) - half)
                 return None
             self.at = match.end()
@@ -57,10 +60,10 @@ class JsonSpan:
         return None
 
     def _take(self, mark: str) -> None:
-        if self._string:
-            self._string, self.broken = mark != '"', mark == "\n"
+        if self._in_string:
+            self._in_string, self.broken = mark != '"', mark == "\n"
         elif mark == '"':
-            self._string = True
+            self._in_string = True
         elif mark in "{[":
             self._depth += 1
         elif mark in "}]":
@@ -87,7 +90,7 @@ class StopStrings:
             self.stopped = True
             shown, self._held = self._held[: min(stop_starts)], ""
             return shown
-        keep = max(unfinished(self._held, stop) for stop in self.stops)
+        keep = max(partial_mark_length(self._held, stop) for stop in self.stops)
         cut_at = len(self._held) - keep
         shown, self._held = self._held[:cut_at], self._held[cut_at:]
         return shown
@@ -98,7 +101,7 @@ class StopStrings:
         return fresh
 
 
-def unfinished(text: str, mark: str) -> int:
+def partial_mark_length(text: str, mark: str) -> int:
     """Returns how many characters at the end of `text` may be the beginning of `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
 
@@ -110,7 +113,7 @@ class Part:
     kind: Kind
     text: str = ""
     calls: Sequence[ToolCall] = ()
-    escapes: int = 0
+    escape_count: int = 0
 
 
 NOTHING = Part("content")
@@ -124,7 +127,7 @@ class _Json:
     begin: int = 0
     marked: bool = True
     name: str | None = None
-    fences: int = 0
+    fence_count: int = 0
 
 
 @dataclass
@@ -137,7 +140,7 @@ class Sections:
 
     format: ToolFormat | None = None
     tools: Tools = field(default_factory=lambda: NO_TOOLS)
-    reasons: bool = False
+    may_reason: bool = False
     kind: Literal["content", "reasoning"] = "content"
     called: bool = False
     _held: str = field(default="", repr=False)
@@ -145,9 +148,9 @@ class Sections:
     _has_content: bool = False  # whether there was content since the beginning or the last call
     _begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _Json | None = None
-    _text: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
-    _after: _Json | None = None  # the call that was just found
-    _open: bool = False  # whether its section is not closed
+    _other_span: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
+    _last_call: _Json | None = None  # the call that was just found
+    _in_section: bool = False  # whether the section of that call is still open
 
     def push(self, text: str) -> Iterator[Part]:
         """Adds text, and yields the parts that became certain."""
@@ -169,23 +172,23 @@ class Sections:
     def _step(self, final: bool) -> Part | None:
         """Returns the next part. None: more text is needed."""
         if self.kind == "reasoning":
-            return self._reasoning(final)
-        if self._after is not None:
-            return self._gap(self._after, final)
+            return self._read_reasoning(final)
+        if self._last_call is not None:
+            return self._read_gap(self._last_call, final)
         if self._json is not None:
-            return self._call(self._json, final)
-        if self._text is not None:
-            return self._other_json(self._text, final)
-        return self._content(final)
+            return self._read_call(self._json, final)
+        if self._other_span is not None:
+            return self._read_other_json(self._other_span, final)
+        return self._read_content(final)
 
     # --- reasoning ----------------------------------------------------------------------------------------------------
-    def _reasoning(self, final: bool) -> Part | None:
-        end = self._held.find(THOUGHT)
+    def _read_reasoning(self, final: bool) -> Part | None:
+        end = self._held.find(THINK_END)
         if end >= 0:
-            thought, self._held = self._held[:end], self._held[end + len(THOUGHT) :]
+            thought, self._held = self._held[:end], self._held[end + len(THINK_END) :]
             self.kind = "content"
             return Part("reasoning", thought)
-        cut_at = len(self._held) - (0 if final else unfinished(self._held, THOUGHT))
+        cut_at = len(self._held) - (0 if final else partial_mark_length(self._held, THINK_END))
         thought, self._held = self._held[:cut_at], self._held[cut_at:]
         return Part("reasoning", thought) if thought else None
 
@@ -195,23 +198,25 @@ class Sections:
         assert self.format is not None
         return self.format.head(self.tools)
 
-    def _content(self, final: bool) -> Part | None:
-        if self.reasons and not self._begun:
+    def _read_content(self, final: bool) -> Part | None:
+        if self.may_reason and not self._begun:
             lead = self._held.lstrip()
-            if lead.startswith(THINK):
-                self._held, self._white, self.kind = lead[len(THINK) :], "", "reasoning"
+            if lead.startswith(THINK_BEGIN):
+                self._held, self._white, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
                 return NOTHING
-            if not final and THINK.startswith(lead):
+            if not final and THINK_BEGIN.startswith(lead):
                 return None
         if self.format is None:
             return self._take_text(len(self._held))
         head = self._head.search(self._held, partial=not final)
-        bare_call = OBJECT.search(self._held, partial=not final) if self.format.bare else None
-        if bare_call is not None and not bare_call.partial and (head is None or bare_call.start() < head.start()):
-            if bare_call.start() == 0:
-                self._text = JsonSpan(lines=False)
+        other_object = OBJECT.search(self._held, partial=not final) if self.format.bare else None
+        if other_object is not None and other_object.partial:
+            other_object = None
+        if other_object is not None and (head is None or other_object.start() < head.start()):
+            if other_object.start() == 0:
+                self._other_span = JsonSpan(allows_line_feeds=False)
                 return NOTHING
-            return self._take_text(bare_call.start())
+            return self._take_text(other_object.start())
         if head is None:
             return self._take_text(len(self._held))
         if head.start() > 0:
@@ -236,10 +241,10 @@ class Sections:
             self._has_content = self._begun = True
         return Part("content", shown)
 
-    def _other_json(self, span: JsonSpan, final: bool) -> Part | None:
+    def _read_other_json(self, span: JsonSpan, final: bool) -> Part | None:
         end = span.end(self._held)
         if end is not None or span.broken or final:
-            self._text = None
+            self._other_span = None
             return self._take_text(end or span.at)
         if not span.at:
             return None
@@ -247,7 +252,7 @@ class Sections:
         return self._take_text(size)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def _call(self, json: _Json, final: bool) -> Part | None:
+    def _read_call(self, json: _Json, final: bool) -> Part | None:
         end = json.span.end(self._held)
         if end is None and not json.span.broken and not final:
             return None
@@ -259,38 +264,38 @@ class Sections:
             return self._take_text(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
-        escapes = letter_escapes(self._held[json.begin : end]) + sum(call.escapes for call in calls)
+        escape_count = letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
         self._white, self._has_content, self._begun, self.called = "", False, True, True
-        self._after, self._open = json, True
-        return Part("call", calls=calls, escapes=escapes)
+        self._last_call, self._in_section = json, True
+        return Part("call", calls=calls, escape_count=escape_count)
 
-    def _gap(self, json: _Json, final: bool) -> Part | None:
+    def _read_gap(self, json: _Json, final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
-        self._held = self._held.lstrip(BETWEEN_CALLS if self._open else None)
-        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fences else [])
+        self._held = self._held.lstrip(BETWEEN_CALLS if self._in_section else None)
+        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fence_count else [])
         for mark in closings:
             if self._held.startswith(mark):
                 self._held = self._held[len(mark) :]
-                json.fences -= mark == FENCE
-                self._open = self._open and mark == FENCE
+                json.fence_count -= mark == FENCE
+                self._in_section = self._in_section and mark == FENCE
                 return NOTHING
         if any(mark.startswith(self._held) for mark in closings) or not self._held:
             if final:
                 self._held = ""
             return None
-        self._after = None
-        if self._open and self._held[0] == "{":
-            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fences)
+        self._last_call = None
+        if self._in_section and self._held[0] == "{":
+            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fence_count)
         return NOTHING
 
 
-def reasons(template: str) -> bool:
+def marks_reasoning(template: str) -> bool:
     """Returns whether the model of a chat template marks its reasoning."""
-    return THINK in template
+    return THINK_BEGIN in template
 
 
 def begins_reasoning(prompt: str) -> bool:
     """Returns whether a rendered prompt ends inside the reasoning."""
-    return re.search(rf"{THINK}\s*\Z", prompt) is not None
+    return re.search(rf"{THINK_BEGIN}\s*\Z", prompt) is not None

@@ -18,12 +18,12 @@ OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "docume
 WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
 
 
-def template_options(requested: Mapping[str, Any], variables: frozenset[str], reasons: bool) -> dict[str, Any]:
+def template_options(requested: Mapping[str, Any], variables: frozenset[str], marks_reasoning: bool) -> dict[str, Any]:
     """Returns variables of the template for the request's fields. It reads `variables`, and may mark reasoning.
 
     Raises UsageError, which names a field, if the template has no variable for it.
     """
-    options = _TemplateOptions(variables - OWN_VARIABLES, reasons)
+    options = _TemplateOptions(variables - OWN_VARIABLES, marks_reasoning)
     for name, value in requested.items():
         READERS[name](options, name, value)
     return options.options
@@ -32,7 +32,7 @@ def template_options(requested: Mapping[str, Any], variables: frozenset[str], re
 @dataclass
 class _TemplateOptions:
     readable: frozenset[str]
-    reasons: bool
+    marks_reasoning: bool
     options: dict[str, Any] = field(default_factory=dict)
 
     def set(self, name: str, value: Any, field_path: str) -> None:
@@ -46,8 +46,8 @@ class _TemplateOptions:
         switch = next((name for name in SWITCHES if name in self.readable), None)
         if switch is not None:
             self.set(switch, switch_value, field_path)
-        elif switch_value != self.reasons:  # else the model does so anyway
-            problem = "thinks always" if self.reasons else "has no marks of thinking"
+        elif switch_value != self.marks_reasoning:  # else the model does so anyway
+            problem = "thinks always" if self.marks_reasoning else "has no marks of thinking"
             raise _refusal(field_path, f"by its chat template the model {problem}")
 
     def effort(self, field_path: str, effort: Any) -> None:

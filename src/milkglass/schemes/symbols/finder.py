@@ -16,7 +16,7 @@ from milkglass.schemes.mixture import Draws, Ids
 from milkglass.sequences import Sequences
 
 Floats = NDArray[np.float32]
-Vectors = Literal["encoder", "table"]
+VectorSource = Literal["encoder", "table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +24,14 @@ class TaskTexts:
     """The client's own labelled texts. Nothing of them is kept.
 
     Attributes:
-        texts: in original ids; a pair is one text.
+        texts: the texts in original ids; a pair is one text.
         labels: (b,) numbers of classes from 0, or standardised scores of a regression.
-        classes: their number; 0 for a regression.
+        class_count: the number of classes; 0 for a regression.
     """
 
     texts: Sequences
     labels: NDArray[np.float64]
-    classes: int
+    class_count: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +40,11 @@ class Evidence:
 
     Attributes:
         counts: (n,) how often each token occurs, in public text if there is some, else in the client's.
-        weights: (n,) of the tokens in the rows of their symbols: counts of a public text, or all equal. Anyone with the
-            public table can solve a row for them, so they must not be counts of private text.
-        special: ids of special tokens, which keep their own symbols.
-        pinned: ids that must keep their number, since the architecture uses it.
-        labelled: None: there are no labels.
+        weights: (n,) the weights of the tokens in the rows of their symbols: counts of a public text, or all equal.
+            Anyone with the public table can solve a row for them, so they must not be counts of private text.
+        special: the ids of special tokens, which keep their own symbols.
+        pinned: the ids that must keep their number, since the architecture uses it.
+        labelled: the client's labelled texts. None: there are none.
         vectors: returns (n, d) a vector of each token: the public encoder's, or its row of the input table.
     """
 
@@ -53,7 +53,7 @@ class Evidence:
     special: Ids
     pinned: tuple[int, ...]
     labelled: TaskTexts | None
-    vectors: Callable[[Vectors], Floats]
+    vectors: Callable[[VectorSource], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +77,17 @@ class MapFinder(abc.ABC):
 
     @abc.abstractmethod
     def find(
-        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
-        draws: Callable[[str], Draws], progress: Progress,
+        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,
+        draws_for: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
-        """Returns at most `symbols` clusters of tokens (c,), of which `mass` (c,) says how common each is, above 0.
+        """Returns at most `symbol_count` clusters of tokens (c,); `mass` (c,) says how common each is, above 0.
 
         Args:
+            draws_for: returns the draws of a label.
             progress: receives the share of the work done since the last call, in thousandths.
         """
 
 
-def thousandths(done: int, steps: int) -> int:
-    """Returns the thousandths of the work in the last step, after `done` of `steps` steps. They sum to 1000."""
-    return 1000 * done // steps - 1000 * (done - 1) // steps
+def thousandths(done: int, step_count: int) -> int:
+    """Returns the thousandths of the work in the last step, after `done` of `step_count` steps. They sum to 1000."""
+    return 1000 * done // step_count - 1000 * (done - 1) // step_count

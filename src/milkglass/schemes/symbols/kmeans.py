@@ -29,14 +29,22 @@ from numpy.typing import NDArray
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
-from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
+from milkglass.schemes.symbols.finder import (
+    Evidence,
+    Floats,
+    FoundSymbols,
+    MapFinder,
+    TaskTexts,
+    VectorSource,
+    thousandths,
+)
 
 ROWS_AT_A_TIME = 4096  # rows of distances held at a time
-PRICE_MOMENTUM, FLOOR = 0.7, 0.05  # of the price: what stays of the last round's, and what bounds it from below
+PRICE_MOMENTUM, LOAD_FLOOR = 0.7, 0.05  # share of the last round's price that stays; what is added to each load
 PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
-SEEN_TRUST = 0.3  # of trust: from two texts on a token has a score of its own
-SHARPNESS = 12.0  # of the kernel over cosines
-NEIGHBOUR_SHARE = 0.7  # of what the neighbours say
+SEEN_TRUST = 0.3  # trust above which a token keeps its own score: two texts have it
+SHARPNESS = 12.0  # factor of cosines in the kernel that weighs neighbours
+NEIGHBOUR_SHARE = 0.7  # factor of the score that neighbours give
 COSINE_ROWS = 1024  # rows of cosines held at a time
 
 
@@ -47,23 +55,23 @@ class KMeans(MapFinder):
     Attributes:
         vectors: each token alone through the public encoder, mean of its last states ("encoder"), or its row of the
             input table ("table").
-        label_weight: of the label score; 0: labels are not used.
+        label_weight: the weight of the label score; 0: labels are not used.
         mass_price: the price of a symbol with more than its share of running text; 0: none.
-        rounds: of assignment.
+        rounds: the number of rounds of assignment.
     """
 
-    vectors: Vectors = "encoder"
+    vectors: VectorSource = "encoder"
     label_weight: float = limited(1.0)
     mass_price: float = limited(0.3)
     rounds: int = limited(25, least=1)
 
     def find(
-        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
-        draws: Callable[[str], Draws], progress: Progress,
+        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,
+        draws_for: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
         """Returns the clusters. Draws from "symbols/start"."""
-        points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbols)
-        start_draws = draws("symbols/start")
+        points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbol_count)
+        start_draws = draws_for("symbols/start")
         clusters.start(points, start_draws)
         for number in range(self.rounds):
             clusters.move(points, self.mass_price, start_draws)
@@ -88,10 +96,10 @@ class Clusters:
         symbol_of_token: (c,) the symbol of each token.
     """
 
-    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
+    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbol_count: int) -> None:
         self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
         self.centres: Floats | None = None
-        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+        self.symbol_of_token, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbol_count)
 
     def of_tokens(self, n: int) -> Ids:
         """Returns (n,) the symbol of each token, 0 for tokens that are not clustered."""
@@ -136,7 +144,7 @@ def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """Returns (m,) the prices of the next round, from the symbols' masses (m,)."""
     load = mass / mass.sum()
-    return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + FLOOR)
+    return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + LOAD_FLOOR)
 
 
 def sums(rows: Floats, symbol_of_row: Ids, symbols: int) -> Floats:
@@ -158,11 +166,11 @@ def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], N
     text, token = pairs // size, pairs % size
     occurrences = np.bincount(token, minlength=size).astype(np.float64)
     trust = occurrences / (occurrences + PRIOR_TEXTS)
-    if labelled.classes == 0:
+    if labelled.class_count == 0:
         total = np.bincount(token, labelled.labels[text], size)
         return (trust * total / np.maximum(occurrences, 1))[:, None], trust
     columns = []
-    for number in range(labelled.classes):
+    for number in range(labelled.class_count):
         has_label = labelled.labels == number
         with_label, label_count = np.bincount(token, has_label[text], size), int(has_label.sum())
         without_label = occurrences - with_label

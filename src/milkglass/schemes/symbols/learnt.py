@@ -29,12 +29,20 @@ from milkglass.errors import UsageError
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
-from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
+from milkglass.schemes.symbols.finder import (
+    Evidence,
+    Floats,
+    FoundSymbols,
+    MapFinder,
+    TaskTexts,
+    VectorSource,
+    thousandths,
+)
 from milkglass.schemes.symbols.kmeans import Clusters, centred
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
 COMMITMENT_WEIGHT = 0.25
-ROWS_A_STEP, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
+ROWS_A_STEP, REFRESH = 64, 100  # rows of a step; steps between two moves of the centres
 SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
@@ -43,16 +51,16 @@ class Learnt(MapFinder):
     """The learnt way.
 
     Attributes:
-        vectors: x_t, as for k-means.
-        dimensions: of a point.
+        vectors: the source of x_t, as for k-means.
+        dimensions: the number of dimensions of a point.
         spread: how far tokens are apart by their vectors before training. Small: symbols follow the labels, and tokens
             without labels fall together. Large: symbols follow meaning.
-        learning_rate: at the start; it falls to zero linearly once there are symbols.
-        mass_price: as for k-means, in shares of the points' variance.
-        steps: of training, approximately: few rows are read more often. Rows are read at least three times.
+        learning_rate: the rate at the start; it falls to zero linearly once there are symbols.
+        mass_price: the price of a symbol's mass, as for k-means, in shares of the points' variance.
+        steps: the number of training steps, approximately. With few rows each is read more often, at least three times.
     """
 
-    vectors: Vectors = "encoder"
+    vectors: VectorSource = "encoder"
     dimensions: int = limited(16, least=1)
     spread: float = limited(0.3)
     learning_rate: float = limited(2e-3, above=0)
@@ -60,19 +68,20 @@ class Learnt(MapFinder):
     steps: int = limited(2500, least=1)
 
     def find(
-        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
-        draws: Callable[[str], Draws], progress: Progress,
+        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,
+        draws_for: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
         """Returns the clusters. Draws from "symbols/learnt". Raises UsageError without labels."""
         if evidence.labelled is None:
             raise UsageError(
                 "a map cannot be learnt from rows without labels", "give labelled rows, or add --set way=kmeans"
             )
-        source = draws("symbols/learnt")
+        source = draws_for("symbols/learnt")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(source.uniform(1)[0] * 2**31))
             network = SmallReader(centred(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
-            return Training(self, network, evidence.labelled, Clusters(tokens, mass, symbols), source).run(progress)
+            clusters = Clusters(tokens, mass, symbol_count)
+            return Training(self, network, evidence.labelled, clusters, source).run(progress)
 
 
 class SmallReader(torch.nn.Module):
@@ -93,17 +102,18 @@ class SmallReader(torch.nn.Module):
         self.register_buffer("clustered", clustered)
         self.register_buffer("vectors", torch.from_numpy(settings.spread * vectors))
         dimensions = settings.dimensions
-        self.place = torch.nn.Linear(vectors.shape[1], dimensions)
-        self.moved, self.own = torch.nn.Embedding(len(vectors), dimensions), torch.nn.Embedding(len(vectors), INNER)
-        torch.nn.init.normal_(self.moved.weight, std=0.01)
-        torch.nn.init.normal_(self.own.weight, std=0.1)
-        self.up, self.drop = torch.nn.Linear(dimensions, INNER), torch.nn.Dropout(DROPPED)
+        self.project = torch.nn.Linear(vectors.shape[1], dimensions)
+        self.offset = torch.nn.Embedding(len(vectors), dimensions)
+        self.own_vector = torch.nn.Embedding(len(vectors), INNER)
+        torch.nn.init.normal_(self.offset.weight, std=0.01)
+        torch.nn.init.normal_(self.own_vector.weight, std=0.1)
+        self.widen, self.drop = torch.nn.Linear(dimensions, INNER), torch.nn.Dropout(DROPPED)
         self.gru = torch.nn.GRU(INNER, HIDDEN, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.classes))
+        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.class_count))
 
     def points(self, tokens: Tensor) -> Tensor:
         """Returns (..., dimensions) z_t of these tokens."""
-        return self.place(self.vectors[tokens]) + self.moved(tokens)
+        return self.project(self.vectors[tokens]) + self.offset(tokens)
 
     def forward(self, ids: Tensor, lengths: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
         """Returns (b, classes) for ids (b, t), and the mean |z - centre|^2, which is 0 without symbols.
@@ -117,7 +127,7 @@ class SmallReader(torch.nn.Module):
             centres = torch.from_numpy(clusters.centres)[torch.from_numpy(clusters.of_tokens(len(self.clustered)))[ids]]
             penalty = (points - centres)[selected].square().sum(-1).mean()
             points = points + (centres - points).detach()
-        rows = self.drop(torch.where(clustered[..., None], self.up(points), self.own(ids)))
+        rows = self.drop(torch.where(clustered[..., None], self.widen(points), self.own_vector(ids)))
         packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
         states = torch.nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
         mean = (states * is_token[..., None]).sum(1) / lengths[:, None]
@@ -138,17 +148,18 @@ class Training:
     def run(self, progress: Progress) -> FoundSymbols:
         """Trains a third of the epochs without symbols, then the others with them."""
         rows = np.flatnonzero(self.task.texts.lengths)
-        epochs = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
-        first_epochs, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
-        tables = [self.network.moved.weight, self.network.own.weight]
+        epoch_count = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
+        first_symbol_epoch, tokens = epoch_count // 3, torch.from_numpy(self.clusters.tokens)
+        tables = [self.network.offset.weight, self.network.own_vector.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
-        steps, step = -(-len(rows) // ROWS_A_STEP), 0
-        for epoch in range(epochs):
-            if epoch == first_epochs:
+        steps_per_epoch, step = -(-len(rows) // ROWS_A_STEP), 0
+        for epoch in range(epoch_count):
+            if epoch == first_symbol_epoch:
                 self._move(tokens, SETTLE_ROUNDS)
             for numbers in self._batches(rows):
-                progress_share = max(0.0, (step / steps - first_epochs) / (epochs - first_epochs))
+                epochs_with_symbols = step / steps_per_epoch - first_symbol_epoch
+                progress_share = max(0.0, epochs_with_symbols / (epoch_count - first_symbol_epoch))
                 for group in optimiser.param_groups:
                     group["lr"] = self.settings.learning_rate * (1 - progress_share)
                 loss = self._loss(numbers)
@@ -157,19 +168,19 @@ class Training:
                 torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
                 optimiser.step()
                 step += 1
-                if first_epochs <= epoch < epochs - 1 and step % REFRESH == 0:
+                if first_symbol_epoch <= epoch < epoch_count - 1 and step % REFRESH == 0:
                     self._move(tokens, 1)
-                progress(thousandths(step, epochs * steps))
+                progress(thousandths(step, epoch_count * steps_per_epoch))
         with torch.no_grad():
             return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
-    def _move(self, tokens: Tensor, rounds: int) -> None:
-        """Assigns the points of the tokens anew and moves the centres, `rounds` times; draws centres at first."""
+    def _move(self, tokens: Tensor, round_count: int) -> None:
+        """Assigns the points of the tokens anew and moves the centres, `round_count` times; draws centres at first."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
             self.clusters.start(points, self.drawn)
-        for _ in range(rounds):
+        for _ in range(round_count):
             self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
@@ -186,6 +197,6 @@ class Training:
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
         logits, penalty = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
-        if self.task.classes:
+        if self.task.class_count:
             return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT_WEIGHT * penalty
         return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT_WEIGHT * penalty

@@ -42,7 +42,7 @@ class Layer:
     transposed: bool
 
 
-def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
+def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
@@ -80,36 +80,37 @@ def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Compares the gradients of one parameter with the one seen, for h guesses.
+    """Inner products and norms of one parameter's gradients, for h guesses.
 
     Attributes:
         inner: (h,) inner products with the gradient seen.
-        square: (h,) squared norms.
+        squared_norms: (h,) squared norms.
     """
 
     inner: torch.Tensor
-    square: torch.Tensor
+    squared_norms: torch.Tensor
 
 
-def products(
+def layer_products(
     layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
-    seen: Mapping[str, torch.Tensor], guesses: int,
+    seen: Mapping[str, torch.Tensor], guess_count: int,
 ) -> dict[str, InnerProducts]:  # fmt: skip
     """Returns the inner products of each parameter of the layers.
 
-    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h `guesses` stand together.
+    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h guesses (`guess_count`) stand
+    together.
     """
     rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
-        x, d = inputs.reshape(guesses, -1, inputs.shape[-1]), delta.reshape(guesses, -1, outputs.shape[-1])
+        x, d = inputs.reshape(guess_count, -1, inputs.shape[-1]), delta.reshape(guess_count, -1, outputs.shape[-1])
         rows.setdefault(layer, []).append((x, d))
     products_by_name = {}
     for layer in layers:
         x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
         if layer.weight:
             seen_weight = seen[layer.weight].T if layer.transposed else seen[layer.weight]
-            square = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
-            products_by_name[layer.weight] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), square)
+            squared_norms = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
+            products_by_name[layer.weight] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), squared_norms)
         if layer.bias:
             gradient = d.sum(1)
             products_by_name[layer.bias] = InnerProducts(gradient @ seen[layer.bias], gradient.square().sum(1))
@@ -129,11 +130,11 @@ class Distance:
 
     def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns () the distance of pairs of tensors of the same shape; 0 if they are equal."""
-        distances = [self._one(a, b) for a, b in zip(dummy, seen, strict=True)]
+        distances = [self._of_gradients(a, b) for a, b in zip(dummy, seen, strict=True)]
         total = torch.stack(distances).sum()
         return total / len(distances) if self.kind == "cosine" else total
 
-    def _one(self, dummy: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def _of_gradients(self, dummy: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         if self.kind == "cosine":
             distance = 1.0 - (dummy * seen).sum() / (dummy.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM))
         else:
@@ -141,19 +142,21 @@ class Distance:
             distance = gap.square().sum() if self.kind == "squares" else gap.norm()
         return distance + self.l1 * (dummy - seen).abs().sum() if self.l1 else distance
 
-    def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
-        """Returns (h,) the distance without L1, by parameters' inner products and squared norms of those seen."""
-        distances = [self._of(one, squares[name]) for name, one in products.items()]
+    def from_products(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
+        """Returns (h,) the distances without L1. `squares`: the squared norm of each shared gradient."""
+        distances = [self._of_products(one, squares[name]) for name, one in products.items()]
         total = torch.stack(distances).sum(0)
         return total / len(distances) if self.kind == "cosine" else total
 
-    def _of(self, products: InnerProducts, square: float) -> torch.Tensor:
+    def _of_products(self, products: InnerProducts, square: float) -> torch.Tensor:
         if self.kind == "cosine":
-            return 1.0 - products.inner / (products.square.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM))
-        gap = products.square - 2 * products.inner + square
+            return 1.0 - products.inner / (
+                products.squared_norms.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM)
+            )
+        gap = products.squared_norms - 2 * products.inner + square
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 
-def product(dummy: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
+def gradient_product(dummy: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
     """Returns the inner products of one guess from its whole gradient."""
     return InnerProducts((dummy * seen).sum()[None], dummy.square().sum()[None])

@@ -28,7 +28,13 @@ from torch.overrides import TorchFunctionMode
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, linear, product, products, record_runs
+from milkglass.attacks.gradients.optimisation.distance import (
+    Distance,
+    gradient_product,
+    layer_products,
+    linear_layers,
+    record_runs,
+)
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
@@ -153,7 +159,7 @@ class Problem:
         self.names = comparable(step, tensors)
         self.seen = {name: tensors[name].float() for name in self.names}
         self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
-        self.layers = linear(step.module, self.names)
+        self.layers = linear_layers(step.module, self.names)
         layered = {name for one in self.layers for name in (one.weight, one.bias)}
         self._unlayered = [name for name in self.names if name not in layered]
         self._parameters = dict(step.module.named_parameters())
@@ -208,9 +214,9 @@ class Problem:
     def texts(self, ids: Ids) -> list[Ids]:
         return [one[:length] for one, length in zip(ids, self.lengths, strict=True)]
 
-    def work(self, guesses: int, twice: bool = False) -> float:
+    def work(self, guess_count: int, twice: bool = False) -> float:
         """Returns the work of the distances of so many guesses, or with `twice` of one and its own gradient."""
-        return (2 if twice else 1) * work.gradients(self.step.module, guesses * self.mask.numel())
+        return (2 if twice else 1) * work.gradients(self.step.module, guess_count * self.mask.numel())
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
     def loss(self, x: torch.Tensor) -> torch.Tensor:
@@ -222,10 +228,10 @@ class Problem:
             loss = self.step.loss(x, self.mask, targets)
         variables = [one.outputs for one in runs] + [self._parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
-        inner_products = products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
+        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
-            inner_products[name] = product(gradient, self.seen[name])
-        return self.distance.of(inner_products, self.squares)[0]
+            inner_products[name] = gradient_product(gradient, self.seen[name])
+        return self.distance.from_products(inner_products, self.squares)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
@@ -257,17 +263,17 @@ class Problem:
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
-            inner_products = products(self.layers, runs, deltas, self.seen, count)
-            return device.array(self.distance.of(inner_products, self.squares).double())
+            inner_products = layer_products(self.layers, runs, deltas, self.seen, count)
+            return device.array(self.distance.from_products(inner_products, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():
             dummy = self.step.dummy(x, self.mask, targets, self.names)
         return self.distance(dummy, [self.seen[name] for name in self.names])
 
-    def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
+    def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
         if self.labels is not None:
-            return self.labels.repeat(guesses)
+            return self.labels.repeat(guess_count)
         cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
         return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
