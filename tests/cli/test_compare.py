@@ -45,8 +45,9 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     given = ComparisonRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
     assert given.names == ("billing-desk", "clinic-desk") and given.task == "classification"
-    few = ComparisonRows.read(DataFile(data), None, 3, most=100)
-    assert few.train.texts == found.train.texts[:100] and few.held_out.texts == found.held_out.texts
+    few = ComparisonRows.read(DataFile(data), None, 3, max_rows=250)
+    assert (len(few.train.texts), len(few.held_out.texts)) == (200, 50)
+    assert few.held_out.texts == found.held_out.texts[:50] and {*few.train.texts}.isdisjoint(few.held_out.texts)
     assert few.problem(0).sums != found.problem(0).sums, "they make other cells"
 
 

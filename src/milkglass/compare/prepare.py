@@ -46,7 +46,7 @@ def prepare(
         task: "classification" or "regression". None: decided by the labels.
         quick: whether rows with answers are few and their trainings short.
         text_length: tokens to which rows with labels are cut, if `options` has no other.
-        max_rows: rows with labels that are trained with at most. None: all.
+        max_rows: rows with labels that are taken at most, with those that are asked about. None: all.
 
     Raises:
         CodecError: the rows have neither labels nor answers, or are too few.

@@ -39,7 +39,7 @@ class ComparisonRows:
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
         skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
-        most: int | None = None,
+        max_rows: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
         """Reads the rows.
 
@@ -49,7 +49,7 @@ class ComparisonRows:
             seed: of that fifth.
             skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
-            most: rows are trained with; which ones is random. None: all.
+            max_rows: rows that are taken of the data, with those that are asked about; which ones is random. None: all.
 
         Raises:
             CodecError: there are rows without labels, or too few rows.
@@ -59,13 +59,16 @@ class ComparisonRows:
         for one, holds in zip(files, summaries, strict=True):
             skipped(one.name, holds)
         rows = list(read_examples(data))
-        order = np.random.default_rng(seed).permutation(len(rows))
-        count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(rows)))
-        if validation is None and len(rows) < 2 * MIN_HELD_OUT:
-            fault = f"{data.name} has {len(rows)} rows, {2 * MIN_HELD_OUT} are needed"
-            raise CodecError(fault, "give more rows, or --validation too")
-        kept = [rows[i] for i in (order if validation is not None else order[count:])[:most]]
-        apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
+        order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
+        if validation is None:
+            if len(order) < 2 * MIN_HELD_OUT:
+                fault = f"{data.name} has {len(order)} rows, {2 * MIN_HELD_OUT} are needed"
+                raise CodecError(fault, "give more rows, or --validation too")
+            count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(order)))
+            apart, order = [rows[number] for number in order[:count]], order[count:]
+        else:
+            apart = list(read_examples(validation))
+        kept = [rows[number] for number in order]
         scores = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
         digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
