@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -237,7 +236,7 @@ def train(
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
         "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - begin, 2),
-        "validation": None if evaluation is None else asdict(evaluation),
+        "validation": None if evaluation is None else _evaluation_json(evaluation),
     }  # fmt: skip
     if not as_json:
         note(KEEP_HINT.format(client=client))
@@ -268,6 +267,10 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
         ]
     )
+
+
+def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+    return {"right": evaluation.accuracy, "texts": evaluation.texts, "left_out": evaluation.left_out}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
