@@ -26,8 +26,8 @@ from milkglass.errors import AttestationError, UsageError
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
 MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # of a report while another program asks for one, and seconds between them
-# Entries of AMD's table of certificates (GHCB specification 56421, section 4.1.8.1), whose GUIDs have their bytes in the
-# order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest, abi/abi.go)
+# Entries of AMD's table of certificates (GHCB specification 56421, section 4.1.8.1), whose GUIDs have their bytes in
+# the order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest, abi/abi.go)
 TABLE = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
     uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"): "key",
