@@ -169,7 +169,12 @@ def proxy(
                 f"--server is {server.server}, and the policy is for {channel.policy.server}", "leave one out"
             )
         if key.key is None:
-            refuse_unused("with --attested and without --key", {"--serves": endpoint.serves, "--model": key.model})
+            only_keyed = {
+                "--serves": endpoint.serves, "--model": key.model, "--passphrase-file": key.passphrase_file,
+                "--engine": None if endpoint.engine == EndpointOptions.engine else endpoint.engine,
+                "--allow-http": server.allow_http,
+            }  # fmt: skip
+            refuse_unused("with --attested and without --key", only_keyed)
             _run_plain(channel, address, endpoint, server, quiet)
             return
         refuse_unused("with --key", {"--quiet": quiet})
