@@ -1,4 +1,4 @@
-"""Commands of Milkglass as programs of their own."""
+"""Commands of Milkglass as programs of their own, and servers in a thread."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import uvicorn
 
 from tests.cli.kit import PASSPHRASE
 from tests.server.kit import until
@@ -52,3 +56,17 @@ def command(folder: Path, name: str, *words: object) -> Iterator[Program]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextmanager
+def serving(app: Any, **options: Any) -> Iterator[int]:
+    """Serves an application on a port of this machine. `options`: uvicorn's, such as a certificate."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", **options))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

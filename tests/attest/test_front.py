@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
+import hashlib
 import json
 import struct
-import uuid
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 from cryptography.hazmat.primitives.serialization import Encoding
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,16 +26,22 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest import evidence, passthrough, sealing, sev_snp
+from milkglass.attest import front as front_module
 from milkglass.attest.chains import certificates
 from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.front import EVIDENCE_PER_MINUTE, Front
+from milkglass.attest.front import EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE, EvidenceBudget, Front
 from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, filler, slots
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
-from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table
-from milkglass.errors import AttestationError, UsageError
+from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table, nvml_evidence
+from milkglass.cli.serve import FrontAddress
+from milkglass.errors import AttestationError, Busy, Conflict, UsageError
+from milkglass.server.process import WebServer, listen, url_of
+from milkglass.server.settings import Limits
+from tests.attest.programs import serving
 from tests.attest.samples import SAMPLES, TODAY
+from tests.server.kit import until
 
 SPKI, NONCE = bytes(range(32)), bytes(range(32, 64))
 SOFTWARE = EvidenceSource(Software())
@@ -97,17 +108,138 @@ def test_no_interface_and_an_unknown_provider_are_said(tsm: tuple[Tsm, dict[str,
         source.report(bytes(64))
 
 
+# AMD's table as the host writes it: 16 bytes of a GUID in the order of its text (AMDESE/sev-guest fills them with
+# uuid_parse, go-sev-guest with uuid.Parse), offset and length as little-endian words, and an entry of zeros at the end.
+VCEK, ASK, ARK = (
+    b"\x63\xda\x75\x8d\xe6\x64\x45\x64\xad\xc5\xf4\xb9\x3b\xe8\xac\xcd",
+    b"\x4a\xb7\xb3\x79\xbb\xac\x4f\xe4\xa0\x2f\x05\xae\xf3\x27\xc7\x82",
+    b"\xc0\xb4\x06\xa4\xa8\x03\x49\x52\x97\x43\x3f\xb6\x01\x4c\xd0\xae",
+)
+VLEK, CRL = (
+    b"\xa8\x07\x4b\xc2\xa2\x5a\x48\x3e\xaa\xe6\x39\xc0\x45\xa0\xb8\xa1",
+    b"\x92\xf8\x1b\xc3\x58\x11\x4d\x3d\x97\xff\xd1\x9f\x88\xdc\x67\xea",
+)
+
+
+def table(parts: dict[bytes, bytes]) -> bytes:
+    head, body = b"", b""
+    for guid, part in parts.items():
+        head += guid + struct.pack("<II", 24 * (len(parts) + 1) + len(body), len(part))
+        body += part
+    return head + bytes(24) + body
+
+
 def test_amds_table_of_certificates_is_read_and_a_malformed_one_gives_nothing() -> None:
-    parts = {"63da758d-e664-4564-adc5-f4b93be8accd": b"VCEK", "4ab7b379-bbac-4fe4-a02f-05aef327c782": b"ASK",
-             "c0b406a4-a803-4952-9743-3fb6014cd0ae": b"ARK"}  # fmt: skip
-    at, head, body = 24 * 4, b"", b""
-    for name, one in parts.items():
-        head += uuid.UUID(name).bytes_le + struct.pack("<II", at + len(body), len(one))
-        body += one
-    found = certificate_table(head + bytes(24) + body)
-    assert found["key"] == b"VCEK" and found["chain"].count(b"BEGIN CERTIFICATE") == 2
-    for bad in (b"", b"x" * 23, head, head[:30], b"\xff" * 100):
+    whole = table({VCEK: b"VCEK", ASK: b"ASK", ARK: b"ARK", CRL: b"CRL"})
+    found = certificate_table(whole)
+    assert found["key"] == b"VCEK" and found["crl"] == b"CRL" and found["chain"].count(b"BEGIN CERTIFICATE") == 2
+    assert certificate_table(table({VLEK: b"VLEK"}))["key"] == b"VLEK"
+    for bad in (b"", b"x" * 23, whole[:96], whole[:30], b"\xff" * 100):
         assert "chain" not in certificate_table(bad)
+    mixed = [guid[3::-1] + guid[5:3:-1] + guid[7:5:-1] + guid[8:] for guid in (VCEK, ASK, ARK, CRL)]
+    assert certificate_table(table(dict.fromkeys(mixed, b"x"))) == {}, "Windows' order of bytes is not AMD's"
+
+
+# --- NVML, as nvidia-ml-py 13.615.71 offers it ------------------------------------------------------------------------
+class Certificates(ctypes.Structure):
+    _fields_ = (
+        ("certChainSize", ctypes.c_uint), ("attestationCertChainSize", ctypes.c_uint),
+        ("certChain", ctypes.c_uint8 * 0x1000), ("attestationCertChain", ctypes.c_uint8 * 0x1400),
+    )  # fmt: skip
+
+
+class Report(ctypes.Structure):
+    _fields_ = (
+        ("isCecAttestationReportPresent", ctypes.c_uint), ("attestationReportSize", ctypes.c_uint),
+        ("cecAttestationReportSize", ctypes.c_uint), ("nonce", ctypes.c_uint8 * 0x20),
+        ("attestationReport", ctypes.c_uint8 * 0x2000), ("cecAttestationReport", ctypes.c_uint8 * 0x1000),
+    )  # fmt: skip
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Nvml(ModuleType):
+    """The package's module, with two GPUs, whose reports begin with the nonce."""
+
+    NVMLError = NVMLError
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.gpus, self.size, self.open = 2, 40, 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
+        return ctypes.c_void_p(index + 1)
+
+    def nvmlDeviceGetArchitecture(self, handle: Any) -> int:
+        return 8 + int(handle.value)
+
+    def nvmlDeviceGetConfComputeGpuAttestationReport(self, device: Any, c_nonce: Any) -> Report:
+        report = Report(attestationReportSize=self.size)
+        report.nonce = (ctypes.c_uint8 * len(c_nonce))(*c_nonce)
+        report.attestationReport[:40] = [*report.nonce, *bytes(7), device.value]
+        return report
+
+    def nvmlDeviceGetConfComputeGpuCertificate(self, device: Any) -> Certificates:
+        found = Certificates(attestationCertChainSize=4, certChainSize=2)
+        found.attestationCertChain[:4] = [*b"PEM", device.value]
+        return found
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    module = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_each_gpu_gives_its_report_and_certificates_for_the_nonce(nvml: Nvml) -> None:
+    assert nvml_evidence(NONCE) == [
+        (NONCE + bytes(7) + b"\1", b"PEM\1", "HOPPER"), (NONCE + bytes(7) + b"\2", b"PEM\2", "BLACKWELL")
+    ]  # fmt: skip
+    assert nvml.open == 0, "the library is closed again"
+
+
+@pytest.mark.parametrize("name", [
+    "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetConfComputeGpuAttestationReport", "nvmlDeviceGetConfComputeGpuCertificate", "nvmlShutdown",
+])  # fmt: skip
+@pytest.mark.parametrize(
+    "error", [NVMLError("Not Supported"), TypeError("2 arguments"), AttributeError("none"), OSError(5)]
+)
+def test_whatever_nvml_raises_is_a_named_refusal(
+    nvml: Nvml, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(nvml, name, fail)
+    with pytest.raises(AttestationError, match=type(error).__name__) as refused:
+        nvml_evidence(NONCE)
+    assert refused.value.reason == "gpu"
+
+
+def test_no_gpu_and_a_size_that_cannot_be_are_refused(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (0, 0x2001):
+        nvml.size = size
+        with pytest.raises(AttestationError, match=f"report of GPU 0 has {size} bytes"):
+            nvml_evidence(NONCE)
+    nvml.gpus = 0
+    with pytest.raises(AttestationError, match="no GPU"):
+        nvml_evidence(NONCE)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(UsageError, match="nvidia-ml-py"):
+        nvml_evidence(NONCE)
 
 
 # --- the application --------------------------------------------------------------------------------------------------
@@ -142,15 +274,147 @@ def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
     run(work)
 
 
-def test_evidence_is_limited_to_so_many_a_minute() -> None:
+async def codes_of(app: Any, address: str, count: int, headers: dict[str, str] | None = None) -> list[int]:
+    """Asks for evidence from an address."""
+    transport = httpx2.ASGITransport(app, client=(address, 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="https://x", headers=headers) as one:
+        return [(await one.get(PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(count)]
+
+
+def test_a_stranger_who_asks_for_evidence_again_and_again_locks_nobody_else_out() -> None:
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI)) as one:
-            codes = [
-                (await one.get(PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(EVIDENCE_PER_MINUTE + 3)
-            ]
-            assert codes == [200] * EVIDENCE_PER_MINUTE + [503] * 3
+        app = Front(SOFTWARE, SPKI).app()
+        most = EVIDENCE_PER_ADDRESS
+        assert await codes_of(app, "192.0.2.1", 3 * most) == [200] * most + [503] * 2 * most
+        assert await codes_of(app, "192.0.2.2", 2) == [200, 200]
+        spoofed = {"X-Forwarded-For": "192.0.2.99", "Forwarded": "for=192.0.2.99"}
+        assert await codes_of(app, "192.0.2.1", 1, spoofed) == [503]
+        # IPv6: whoever has one address has 2^64
+        assert await codes_of(app, "2001:db8:0:1::1", most) == [200] * most
+        assert await codes_of(app, "2001:db8:0:1:ffff::9", 1) == [503]
+        assert await codes_of(app, "2001:db8:0:2::1", 1) == [200]
+        assert await codes_of(app, "::ffff:192.0.2.1", 1) == [503]
 
     run(work)
+
+
+def test_a_header_does_not_say_from_which_address_a_request_comes() -> None:
+    """By the web server as it is, also from this machine, whose word many servers take for it."""
+    address = FrontAddress("127.0.0.1", 0, None, None)
+    listener = listen(address, Limits())
+    server = WebServer(Front(SOFTWARE, SPKI).app(), address, Limits())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        with httpx2.Client(base_url=url_of(listener, address), trust_env=False) as one:
+            codes = [
+                one.get(PATH, params={"nonce": NONCE.hex()}, headers={"X-Forwarded-For": f"192.0.2.{n}"}).status_code
+                for n in range(EVIDENCE_PER_ADDRESS + 2)
+            ]
+        assert codes == [200] * EVIDENCE_PER_ADDRESS + [503] * 2
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def test_all_addresses_together_have_a_limit_and_it_ends_after_a_minute() -> None:
+    now = [0.0]
+    budget = EvidenceBudget(lambda: now[0])
+    for number in range(EVIDENCE_PER_MINUTE):
+        budget.take(f"10.0.{number // EVIDENCE_PER_ADDRESS}.1")
+    for address in ("10.9.9.9", "10.0.0.1"):
+        with pytest.raises(Busy):
+            budget.take(address)
+    now[0] = 59.9
+    with pytest.raises(Busy):
+        budget.take("10.9.9.9")
+    now[0] = 60.0
+    for _ in range(EVIDENCE_PER_ADDRESS):
+        budget.take("10.0.0.1")
+    with pytest.raises(Busy):
+        budget.take("10.0.0.1")
+
+
+def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: Path) -> None:
+    class Broken(Software):
+        def report(self, report_data: bytes) -> Any:
+            raise ValueError("secret")
+
+    async def work() -> None:
+        for source, state in ((SOFTWARE, "NOT ATTESTED"), (EvidenceSource(Tsm(tmp_path / "none")), "see the evidence"),
+                              (EvidenceSource(Broken()), "NOT ATTESTED")):  # fmt: skip
+            async with client(Front(source, SPKI)) as one:
+                nonce = {"nonce": NONCE.hex()}
+                sent = [
+                    await one.get("/nothing"), await one.put(PATH), await one.get(PATH),
+                    await one.get(PATH, params=nonce),
+                    await one.post("/v1/chat/completions", content=b"x", headers={"Content-Length": str(1 << 40)}),
+                ]  # fmt: skip
+                codes = [answer.status_code for answer in sent]
+                assert codes[:3] == [404, 405, 400] and codes[4] == 413 and "GET" in sent[1].headers["allow"]
+                for answer in sent:
+                    assert answer.headers.get_list(STATE_HEADER) == [state], answer
+                    assert "secret" not in answer.text
+                    if answer.status_code != 200:
+                        assert answer.json()["error"]["message"]
+
+    run(work)
+
+
+def test_bodies_in_memory_have_a_limit_in_all() -> None:
+    """A hundred clients send a body each and wait: what is held stays under the limit, and the others are refused."""
+    body = b"x" * passthrough.MAX_BODY
+    most = front_module.MAX_HELD // len(body)
+
+    async def work() -> None:
+        waiting, arrived = asyncio.Event(), list[int]()
+
+        async def slow(request: Request) -> Response:
+            arrived.append(len(await request.body()))
+            await waiting.wait()
+            return JSONResponse({})
+
+        engine = Starlette(routes=[Route("/v1/embeddings", slow, methods=["POST"])])
+        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1"), engine) as one:
+            asked = [asyncio.create_task(one.post("/v1/embeddings", content=body)) for _ in range(most)]
+            async with asyncio.timeout(60):
+                while len(arrived) < most:
+                    await asyncio.sleep(0.01)
+            refused = [await one.post("/v1/embeddings", content=body) for _ in range(3)]
+            assert [answer.status_code for answer in refused] == [503] * 3 and len(arrived) == most
+            waiting.set()
+            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * most
+            assert (await one.post("/v1/embeddings", content=body)).status_code == 200, "the memory is free again"
+
+    run(work)
+
+
+def test_one_clients_cookie_is_not_sent_with_another_clients_request() -> None:
+    """The engine sets a cookie, by its own server and the front's own connections to it."""
+    seen = list[str | None]()
+
+    async def cookies(request: Request) -> Response:
+        seen.append(request.headers.get("cookie"))
+        answer = JSONResponse({})
+        answer.set_cookie("session", f"of-client-{len(seen)}")
+        answer.set_cookie("other", "x")
+        return answer
+
+    async def work(port: int) -> None:
+        front = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}")
+        app = front.app()
+        async with app.router.lifespan_context(app):
+            for _ in range(3):
+                async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x") as one:
+                    answer = await one.post("/v1/embeddings", json={})
+                    assert answer.status_code == 200 and "set-cookie" not in answer.headers
+
+    engine = Starlette(routes=[Route("/v1/embeddings", cookies, methods=["POST"])])
+    with serving(engine) as port:
+        asyncio.run(work(port))
+    assert seen == [None] * 3
 
 
 async def echo(request: Request) -> Response:
@@ -214,6 +478,46 @@ def test_a_whole_answer_is_padded_and_says_the_same() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("quiet", [None, "whole", "slots"])
+def test_an_engine_that_breaks_off_is_a_named_error_or_a_broken_answer(
+    quiet: str | None, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its answer ends in the middle: never does a part pass for the whole, and nothing of it is logged."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"10\r\ndata: secret 1\n\n\r\n10\r\ndata: sec")
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        engine = await asyncio.start_server(cut, "127.0.0.1", 0)
+        front = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}")
+        server = uvicorn.Server(uvicorn.Config(front.app(), port=0, log_level="info", log_config=None))
+        running = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        headers = {} if quiet is None else {QUIET_HEADER: quiet}
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, headers=headers) as one:
+            if quiet == "whole":
+                answer = await one.post("/v1/completions", json={})
+                assert answer.status_code == 502 and answer.json()["error"]["type"] == "Unreachable"
+                assert "broke off" in answer.json()["error"]["message"]
+                assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
+            else:
+                with pytest.raises(httpx2.RemoteProtocolError):
+                    await one.post("/v1/completions", json={})
+        server.should_exit = True
+        await running
+        engine.close()
+
+    run(work)
+    said = "".join(capfd.readouterr()) + caplog.text
+    assert "Traceback" not in said and "secret" not in said, said
+
+
 def test_slots_have_one_size_and_carry_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passthrough, "SLOT_SECONDS", 0.01)
 
@@ -261,11 +565,18 @@ def test_slots_end_when_the_reader_leaves() -> None:
 
 
 # --- released files ---------------------------------------------------------------------------------------------------
+RELEASE_TOKEN = "0123456789abcdef" * 4
+SENDER = hashlib.sha256(RELEASE_TOKEN.encode()).hexdigest()
+WITH_TOKEN = {"Authorization": f"Bearer {RELEASE_TOKEN}"}
+
+
 def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: Path) -> None:
-    vault, other = Vault.new(tmp_path / "a"), Vault.new(tmp_path / "b")
+    vault, other = Vault.new(tmp_path / "a", SENDER), Vault.new(tmp_path / "b", SENDER)
     sealed = seal(b"a key", vault.public_key, "my.mgkey")
     assert vault.open(sealed, "my.mgkey").read_bytes() == b"a key"
+    assert len(seal(b"", vault.public_key, "x")) == sealing.SEALED_EXTRA
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0 and (tmp_path / "a" / "my.mgkey").stat().st_mode & 0o077 == 0
+    (tmp_path / "a" / "my.mgkey").unlink()
     for where, what, name in ((other, sealed, "my.mgkey"), (vault, sealed, "other"), (vault, sealed[:-1], "my.mgkey"),
                               (vault, b"", "my.mgkey")):  # fmt: skip
         with pytest.raises(AttestationError):
@@ -276,10 +587,30 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
     for public in (b"", b"\xff" * 1_216):
         with pytest.raises(AttestationError):
             seal(b"x", public, "x")
+    for sender in ("", "x" * 64, SENDER.upper(), SENDER[1:]):
+        with pytest.raises(UsageError):
+            Vault.new(tmp_path / "c", sender)
+    with pytest.raises(UsageError, match="openssl rand"):
+        sealing.digest_of("short")
+    assert sealing.digest_of(RELEASE_TOKEN) == SENDER
+
+
+def test_no_file_is_replaced_whoever_put_it_there(tmp_path: Path) -> None:
+    vault = Vault.new(tmp_path / "got", SENDER)
+    vault.open(seal(b"the owner's", vault.public_key, "my.mgkey"), "my.mgkey")
+    (tmp_path / "got" / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("my.mgkey", "link"):
+        with pytest.raises(Conflict, match=name):
+            vault.open(seal(b"a stranger's", vault.public_key, name), name)
+    assert (tmp_path / "got" / "my.mgkey").read_bytes() == b"the owner's" and not (tmp_path / "elsewhere").exists()
+    for number in range(sealing.MAX_FILES - 2):
+        (tmp_path / "got" / f"f{number}").touch()
+    with pytest.raises(Conflict, match=str(sealing.MAX_FILES)):
+        vault.open(seal(b"x", vault.public_key, "one-more"), "one-more")
 
 
 def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key(tmp_path: Path) -> None:
-    vault = Vault.new(tmp_path / "got")
+    vault = Vault.new(tmp_path / "got", SENDER)
     source = EvidenceSource(Software(), sealing_key=vault.public_key)
 
     async def work() -> None:
@@ -290,12 +621,16 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
             swapped = json.loads(found.document()) | {"sealing": ""}
             with pytest.raises(AttestationError):
                 evidence.verify(HardwareEvidence.parse(json.dumps(swapped).encode()), TODAY, SPKI, NONCE)
+            one.headers.update(WITH_TOKEN)
             sealed = sealing.seal(b"rows", found.sealing, "rows.jsonl")
             assert (await one.post(RELEASE_PATH, params={"name": "rows.jsonl"}, content=sealed)).json() == {
                 "kept": "rows.jsonl"
             }
             assert (tmp_path / "got" / "rows.jsonl").read_bytes() == b"rows"
             assert (await one.post(RELEASE_PATH, params={"name": "other"}, content=sealed)).status_code == 502
+            again = await one.post(RELEASE_PATH, params={"name": "rows.jsonl"}, content=sealed)
+            assert again.status_code == 409 and "rows.jsonl" in again.json()["error"]["message"]
+            assert sorted(path.name for path in (tmp_path / "got").iterdir()) == ["rows.jsonl"]
 
     run(work)
     run_without = Front(SOFTWARE, SPKI)
@@ -307,15 +642,90 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
     run(refused)
 
 
+def test_a_file_without_the_senders_token_is_refused_before_it_arrives(tmp_path: Path) -> None:
+    """A stranger has the published key, and seals a file that would open."""
+    vault = Vault.new(tmp_path / "got", SENDER)
+    sealed = seal(b"a stranger's", vault.public_key, "my.mgkey")
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for at in range(0, len(sealed), 100):
+            read += 1
+            yield sealed[at : at + 100]
+
+    async def work() -> None:
+        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+            wrong = ({}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {SENDER}"},
+                     {"Authorization": f"Bearer {RELEASE_TOKEN}x"}, {"Authorization": b"Bearer \xff"})  # fmt: skip
+            for headers in wrong:
+                answer = await one.post(RELEASE_PATH, params={"name": "my.mgkey"}, content=body(), headers=headers)
+                assert answer.status_code == 401, headers
+
+    run(work)
+    assert read == 0 and not list((tmp_path / "got").iterdir())
+
+
+def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "MAX_FILE_BYTES", 1 << 20)
+    vault = Vault.new(tmp_path / "got", SENDER)
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 64 << 10
+            yield bytes(64 << 10)
+
+    async def work() -> None:
+        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+            one.headers.update(WITH_TOKEN)
+            answer = await one.post(RELEASE_PATH, params={"name": "big"}, content=endless())
+            assert answer.status_code == 413 and read < 2 << 20
+            claimed = {"Content-Length": str(4 << 30)}
+            assert (
+                await one.post(RELEASE_PATH, params={"name": "big"}, content=b"x", headers=claimed)
+            ).status_code == 413
+            exact = seal(bytes(1 << 20), vault.public_key, "exact")
+            assert (await one.post(RELEASE_PATH, params={"name": "exact"}, content=exact)).status_code == 200
+            assert sorted(path.name for path in (tmp_path / "got").iterdir()) == ["exact"]
+
+    run(work)
+
+
+def test_few_files_arrive_at_a_time(tmp_path: Path) -> None:
+    vault = Vault.new(tmp_path / "got", SENDER)
+
+    async def work() -> None:
+        going = asyncio.Event()
+
+        async def slow(sealed: bytes) -> AsyncIterator[bytes]:
+            yield sealed[:10]
+            await going.wait()
+            yield sealed[10:]
+
+        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+            one.headers.update(WITH_TOKEN)
+
+            async def send(name: str) -> int:
+                sealed = seal(b"x", vault.public_key, name)
+                return (await one.post(RELEASE_PATH, params={"name": name}, content=slow(sealed))).status_code
+
+            first = [asyncio.create_task(send(f"f{number}")) for number in range(sealing.MAX_ARRIVING)]
+            await asyncio.sleep(0.1)
+            assert await send("more") == 503
+            going.set()
+            assert await asyncio.gather(*first) == [200] * sealing.MAX_ARRIVING
+            assert await send("more") == 200, "a place is free again"
+
+    run(work)
+
+
 def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     sample = SAMPLES["Milan"]
     chain = certificates(sample.evidence.collateral["chain"], "the chain")
     ders = [sample.evidence.collateral["key"], *(one.public_bytes(Encoding.DER) for one in chain)]
-    names = ("63da758d-e664-4564-adc5-f4b93be8accd", "4ab7b379-bbac-4fe4-a02f-05aef327c782",
-             "c0b406a4-a803-4952-9743-3fb6014cd0ae")  # fmt: skip
-    head, body = b"", b""
-    for name, one in zip(names, ders, strict=True):
-        head += uuid.UUID(name).bytes_le + struct.pack("<II", 24 * 4 + len(body), len(one))
-        body += one
-    collateral = certificate_table(head + bytes(24) + body)
+    collateral = certificate_table(table(dict(zip((VCEK, ASK, ARK), ders, strict=True))))
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"

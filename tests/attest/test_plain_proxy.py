@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -21,9 +22,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milkglass.attest.passthrough import PAD_BYTES, SLOT_BYTES, STATE_HEADER
+from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, SLOT_BYTES, STATE_HEADER
+from milkglass.proxy.guard import stated
+from milkglass.proxy.plain import PlainProxy
+from milkglass.server.settings import Limits
 from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
+from tests.cli.kit import call
 from tests.server.kit import until
 
 TEXT = "my father has a fever since yesterday"
@@ -78,6 +83,7 @@ class Running:
     front: Program
     folder: Path
     urls: dict[str, str]
+    proxies: list[Program]
 
     def client(self, quiet: str = "") -> OpenAI:
         return OpenAI(base_url=f"{self.urls[quiet]}/v1", api_key="any", max_retries=0, timeout=60)
@@ -112,7 +118,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             quiet: stack.enter_context(command(folder, f"proxy{quiet}", *proxy, *(("--quiet", quiet) if quiet else ())))
             for quiet in ("", "whole", "slots")
         }
-        yield Running(engine, front, folder, {quiet: one.listening() for quiet, one in started.items()})
+        urls = {quiet: one.listening() for quiet, one in started.items()}
+        yield Running(engine, front, folder, urls, [*started.values()])
 
 
 @pytest.mark.parametrize("quiet", ["", "whole", "slots"])
@@ -142,7 +149,13 @@ def test_a_quiet_answer_has_one_size_and_every_answer_says_not_attested(
         assert len(answer.content) % (size if words or quiet == "whole" else PAD_BYTES) == 0
     for path in ("/metrics", "/v1/files"):
         refused = httpx2.get(f"{running.urls['']}{path}", timeout=60)
-        assert refused.status_code == 404
+        assert refused.status_code == 404 and refused.headers[STATE_HEADER] == "NOT ATTESTED"
+
+
+def test_every_line_that_names_an_address_of_the_stand_in_says_not_attested(running: Running) -> None:
+    for program in (running.front, *running.proxies):
+        lines = [line for line in program.said.splitlines() if "listening on" in line]
+        assert lines and all("NOT ATTESTED" in line for line in lines), lines
 
 
 def test_many_requests_are_with_the_engine_at_once(running: Running) -> None:
@@ -168,5 +181,50 @@ def test_where_the_policy_does_not_hold_no_request_leaves(running: Running) -> N
         body = {"model": "m", "messages": MESSAGES}
         answer = httpx2.post(f"{proxy.listening()}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 502 and "no section for software" in answer.json()["error"]["message"]
-        assert answer.headers[STATE_HEADER] == "by policy"
+        assert answer.headers[STATE_HEADER] == OWN_ANSWER, "nothing was attested, and the proxy speaks for itself"
+        missing = httpx2.get(f"{proxy.listening()}/metrics", timeout=60)
+        assert missing.status_code == 404 and missing.headers[STATE_HEADER] == OWN_ANSWER
     assert len(running.engine.asked) == asked and TEXT not in proxy.said and TEXT not in running.front.said
+
+
+def test_an_option_that_would_have_no_effect_is_refused_at_the_start(running: Running) -> None:
+    policy = (running.folder / "policy.toml").read_text()
+    for form in ("tinfoil", "aci"):
+        (running.folder / f"{form}.toml").write_text(policy.replace("kinds", f'evidence = "{form}"\nkinds'))
+        for quiet in ("whole", "slots"):
+            found = call("proxy", "--attested", running.folder / f"{form}.toml", "--open", "--quiet", quiet)
+            assert found.exit_code == 2 and "--quiet" in found.output and form in found.output
+    words = ("proxy", "--attested", running.folder / "policy.toml", "--open")
+    for option in (("--server", "https://another.example"), ("--engine", "vllm"), ("--allow-http",),
+                   ("--passphrase-file", running.folder / "policy.toml")):  # fmt: skip
+        found = call(*words, *option)
+        assert found.exit_code == 2 and option[0] in found.output, found.output
+
+
+@pytest.mark.parametrize("attested", ["by policy", "NOT ATTESTED"])
+def test_the_header_is_of_the_servers_answers_and_errors_are_the_proxys_own(attested: str) -> None:
+    header = stated(attested)
+    own = attested if attested == "NOT ATTESTED" else OWN_ANSWER
+    assert header("/v1/models", 200) == {STATE_HEADER: attested}
+    for path, status in (("/v1/models", 401), ("/v1/chat/completions", 502), ("/", 200), ("/health", 200)):
+        assert header(path, status) == {STATE_HEADER: own}
+
+
+def test_an_answer_of_the_server_keeps_its_header_also_where_it_is_an_error() -> None:
+    """The engine's 404 came over the attested channel; the proxy's 401 did not."""
+
+    class Channel:
+        policy = SimpleNamespace(evidence="milkglass", server="https://localhost")
+
+        async def send(self, *_: Any) -> httpx2.Response:
+            return httpx2.Response(404, json={"error": {}})
+
+    async def work() -> None:
+        channel: Any = Channel()
+        app = PlainProxy(channel, "the-token", None, None, "by policy", Limits()).app()
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as one:
+            for token, status, state in (("the-token", 404, "by policy"), ("wrong", 401, OWN_ANSWER)):
+                answer = await one.get("/v1/models", headers={"Authorization": f"Bearer {token}"})
+                assert answer.status_code == status and answer.headers.get_list(STATE_HEADER) == [state]
+
+    asyncio.run(work())

@@ -39,7 +39,7 @@ ALLOWED = {
         " threat"
     ),
     "engines": "client models",
-    "attest": "",
+    "attest": "server",
     "proxy": "attest client engines rows server",
     "monitor": "attacks audit client models proxy rows threat",
     "enclave": "attest client models noise rows sanitizers",

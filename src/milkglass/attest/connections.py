@@ -2,7 +2,8 @@
 
 httpcore's pool looks at every idle connection whenever a request comes and whenever one ends. Beside many streams that
 is a third of what a hop costs, so here each connection has a pool of its own, and the last one that was used comes
-first.
+first. Cookies end here: the requests of several clients share a connection and a jar, and one's would go out with
+another's.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
             raise
         assert isinstance(answer.stream, httpx2.AsyncByteStream)
         body = _ReleasingStream(answer.stream, lambda: self._release(connection))
+        answer.headers.pop("Set-Cookie", None)
         return httpx2.Response(
             answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions, request=request
         )

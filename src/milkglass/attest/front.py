@@ -1,15 +1,16 @@
 """The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Evidence is made at most EVIDENCE_PER_MINUTE times a minute, since processors are slow to sign and limit it
-themselves.
+handed on. Processors are slow to sign and limit it themselves, so evidence is made for each address so many times a
+minute, and for all of them so many times.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from milkglass.attest import passthrough, sealing
 from milkglass.attest.chains import spki_of
@@ -29,18 +31,24 @@ from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import (
     ANSWERED_HEADERS,
+    ATTESTED,
     EVENTS_TYPE,
     FORWARDED_HEADERS,
     JSON_TYPE,
+    NOT_ATTESTED,
     QUIET_HEADER,
     STATE_HEADER,
+    Stating,
 )
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
+from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.settings import Limits
 
-EVIDENCE_PER_MINUTE = 60  # pieces of evidence a minute
+EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE = 12, 240  # pieces of evidence a minute, for one address and for all
+MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
@@ -56,14 +64,17 @@ class Front:
     Attributes:
         engine: the address of the engine on this machine. None: evidence alone is given.
         vault: keeps files that are released to this machine. None: none are taken.
+        limits: of connections and bodies.
     """
 
     def __init__(
-        self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None
-    ) -> None:
+        self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self.source, self.spki, self.engine, self.vault = source, spki, engine, vault
+        self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
-        self._times: deque[float] = deque(maxlen=EVIDENCE_PER_MINUTE)
+        self._budget = EvidenceBudget()
         self._client: Any = None
 
     def app(self) -> Starlette:
@@ -75,31 +86,36 @@ class Front:
             ) as self._client:  # fmt: skip
                 yield
 
-        headers = {STATE_HEADER: "see the evidence" if self.attested else "NOT ATTESTED", "Cache-Control": "no-store"}
         forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
         work = [(PATH, "GET", self.evidence), *forwarding]
         if self.vault is not None:
             work.append((RELEASE_PATH, "POST", self.release))
-        routes = [
-            Route(path, passthrough.answering(handler, headers), methods=[method]) for path, method, handler in work
-        ]
-        return Starlette(routes=routes, lifespan=running)
+        routes = [Route(path, handler, methods=[method]) for path, method, handler in work]
+        app = passthrough.web_app(routes, running)
+        app.add_middleware(
+            Guard, token=None, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False
+        )  # fmt: skip
+        headers = {STATE_HEADER: ATTESTED if self.attested else NOT_ATTESTED, "Cache-Control": "no-store"}
+        app.add_middleware(Stating, headers=lambda path, status: headers)
+        return app
 
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
-        nonce, now = _nonce(request.query_params.get("nonce", "")), time.monotonic()
-        if len(self._times) == EVIDENCE_PER_MINUTE and now - self._times[0] < 60:
-            raise Busy(f"more than {EVIDENCE_PER_MINUTE} pieces of evidence a minute", "try again in a minute")
-        self._times.append(now)
+        nonce = _nonce(request.query_params.get("nonce", ""))
+        self._budget.take("" if request.client is None else request.client.host)
         evidence = await run_in_threadpool(self.source.evidence, self.spki, nonce)
         return Response(evidence.document(), media_type=JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
         assert self.vault is not None
-        name = sealing.require_name(request.query_params.get("name", ""))
-        sealed = await passthrough.body_of(request, sealing.MAX_FILE_BYTES)
-        await run_in_threadpool(self.vault.open, sealed, name)
+        self.vault.require_sender(request.headers.get("authorization", ""))
+        name = request.query_params.get("name", "")
+        self.vault.require_free(name)
+        with self.vault.arriving() as sealed:
+            async for part in request.stream():
+                await run_in_threadpool(sealed.write, part)
+            await run_in_threadpool(self.vault.open, sealed, name)
         return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:
@@ -120,10 +136,51 @@ class Front:
             parts = passthrough.slots(answer.aiter_raw())
             return StreamingResponse(passthrough.closing(parts, answer), answer.status_code, headers)
         if quiet is not None:
-            content = await answer.aread()
-            await answer.aclose()
-            return Response(passthrough.padded(content), answer.status_code, headers)
+            return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)
         return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, headers)
+
+
+class EvidenceBudget:
+    """Counts the evidence of the last minute, so that one address cannot use up what all have."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._made = deque[tuple[float, str]]()
+        self._made_for = Counter[str]()
+
+    def take(self, address: str) -> None:
+        """Counts one more for a client's address. Raises Busy if it, or all together, had enough."""
+        now, group = self._clock(), _group(address)
+        while self._made and now - self._made[0][0] >= 60:
+            _, old = self._made.popleft()
+            self._made_for[old] -= 1
+            if not self._made_for[old]:
+                del self._made_for[old]
+        if self._made_for[group] >= EVIDENCE_PER_ADDRESS:
+            raise Busy(
+                f"more than {EVIDENCE_PER_ADDRESS} pieces of evidence a minute for one address", "try again in a minute"
+            )
+        if len(self._made) >= EVIDENCE_PER_MINUTE:
+            raise Busy(f"more than {EVIDENCE_PER_MINUTE} pieces of evidence a minute", "try again in a minute")
+        self._made.append((now, group))
+        self._made_for[group] += 1
+
+
+def _group(address: str) -> str:
+    """Returns what counts as one client: an address of IPv4, or the 64 bits of IPv6 that a host is given."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def _body_rule(scope: Scope) -> BodyRule:
+    if scope["path"] == RELEASE_PATH:
+        return BodyRule(sealing.MAX_FILE_BYTES + sealing.SEALED_EXTRA, in_memory=False)
+    return BodyRule(passthrough.MAX_BODY)
 
 
 def _nonce(text: str) -> bytes:

@@ -9,14 +9,21 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Literal, get_args
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal, get_args
 
 import httpx2
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
+from milkglass.server.http.errors import REASONS, Refused
+from milkglass.server.settings import error_for_caller
 
 Quiet = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
@@ -32,25 +39,61 @@ PATHS = {
 FORWARDED_HEADERS = ("content-type", "accept", "authorization")
 ANSWERED_HEADERS = ("content-type", "retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
+ADDRESSES = f"It has {', '.join(PATHS)}"
+# What the header says
+ATTESTED, BY_POLICY, NOT_ATTESTED, OWN_ANSWER = (
+    "see the evidence",
+    "by policy",
+    "NOT ATTESTED",
+    "the proxy's own answer",
+)
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
+    """Returns an application whose errors, also those of its guard and of unknown paths, are in OpenAI's form."""
+
+    async def on_known(request: Request, error: Any) -> Response:
+        known = error_for_caller(error)
+        if known is None:
+            raise error
+        status = 502 if isinstance(known, Unreachable) else known.status
+        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status)
+
+    async def on_http(request: Request, error: Any) -> Response:
+        if isinstance(error, Refused):
+            return await on_known(request, error.error)
+        message = f"{REASONS.get(error.status_code, 'the request was refused')}. {ADDRESSES}"
+        return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)
+
+    handlers: dict[Any, Any] = {MilkglassError: on_known, OSError: on_known, HTTPException: on_http}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
-def answering(work: Endpoint, headers: Mapping[str, str]) -> Endpoint:
-    """Returns an endpoint whose answers have these headers, and whose errors are in OpenAI's form."""
+def _refusal(message: str, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": message.strip(), "type": kind, "code": None}}, status, headers)
 
-    async def endpoint(request: Request) -> Response:
-        try:
-            answer = await work(request)
-        except MilkglassError as error:
-            fields = {"message": f"{error.message}. {error.hint}".strip(), "type": type(error).__name__, "code": None}
-            answer = JSONResponse({"error": fields}, 502 if isinstance(error, Unreachable) else error.status)
-        answer.headers.update(headers)
-        return answer
 
-    return endpoint
+class Stating:
+    """Adds headers to each answer of an application, whoever gives it, where they are missing.
+
+    Args:
+        headers: of an answer with a path and a status.
+    """
+
+    def __init__(self, app: ASGIApp, headers: Callable[[str, int], Mapping[str, str]]) -> None:
+        self._app, self._headers = app, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def stating(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=[*message["headers"]])
+                for name, value in self._headers(scope["path"], message["status"]).items():
+                    headers.setdefault(name, value)
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        await self._app(scope, receive, stating if scope["type"] == "http" else send)
 
 
 async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
@@ -88,6 +131,11 @@ async def closing(parts: AsyncIterator[bytes], answer: httpx2.Response) -> Async
         raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
     finally:
         await asyncio.shield(answer.aclose())
+
+
+async def whole(answer: httpx2.Response) -> bytes:
+    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off."""
+    return b"".join([part async for part in closing(answer.aiter_raw(), answer)])
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -2,14 +2,23 @@
 
 The job makes a key pair when it starts, and the hardware signs the digest of its public half beside the TLS key. So a
 file opens in that job alone, also if somebody else ends the TLS connection or keeps what crossed.
+
+Anybody can seal to that public key. So the job takes files of one sender, who gives a token. It knows the token by its
+digest only, since the host can read the image and the options that a confidential machine starts with.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hpke
@@ -17,11 +26,16 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from milkglass import files
-from milkglass.errors import AttestationError, UsageError
+from milkglass.errors import AttestationError, Busy, Conflict, Unauthorized, UsageError
 
 SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 MLKEM_BYTES, X25519_BYTES = 1_184, 32
-MAX_FILE_BYTES = 4 << 30
+SEALED_EXTRA = 1_088 + X25519_BYTES + 16  # bytes of a sealed file besides its content: two encapsulated keys, and a tag
+MAX_FILE_BYTES = 256 << 20  # HPKE opens a file as a whole, in memory
+MAX_FILES = 64  # in a job's folder, its own ones included
+MAX_ARRIVING = 2  # files at a time
+MIN_TOKEN = 32  # characters: the host has the digest, and can try short ones
+DIGEST = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HPKE_INFO = b"milkglass release 1"
 
@@ -47,32 +61,94 @@ def seal(content: bytes, public_key: bytes, name: str) -> bytes:
     return SUITE.encrypt(content, key, HPKE_INFO + name.encode())
 
 
+def digest_of(token: str) -> str:
+    """Returns SHA-256 of a sender's token, in hexadecimal digits. Raises UsageError for one that can be guessed."""
+    if len(token) < MIN_TOKEN or not token.isascii():
+        raise UsageError(
+            f"the token has {len(token)} characters, or is not ASCII; at least {MIN_TOKEN} are required",
+            "make it with: openssl rand -hex 32 | tr -d '\\n' > release.token",
+        )
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Vault:
-    """Where a job keeps what was released to it.
+    """Where a job keeps what was released to it. A file that is there is never replaced.
 
     Attributes:
         folder: inside the machine, readable by its owner only.
         public_key: the sealing key's public half: ML-KEM's, then X25519's.
+        sender: `digest_of` the token of whoever may release files.
     """
 
     folder: Path
     public_key: bytes
+    sender: str
     _key: hpke.MLKEM768X25519PrivateKey = field(repr=False)
+    _opening: threading.Lock = field(default_factory=threading.Lock, repr=False)  # one file at a time is in memory
+    _arriving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
 
     @classmethod
-    def new(cls, folder: Path) -> Self:
-        """Makes a key pair, which is never written anywhere."""
+    def new(cls, folder: Path, sender: str) -> Self:
+        """Makes a key pair, which is never written anywhere. Raises UsageError for what is no digest."""
+        if not DIGEST.fullmatch(sender):
+            raise UsageError(
+                f"{sender[:80]!r} is no SHA-256", "give the 64 digits that `sha256sum release.token` prints"
+            )
         kem, curve = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
         public_key = kem.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
-        return cls(files.private_dir(folder, close=True), public_key, hpke.MLKEM768X25519PrivateKey(kem, curve))
+        return cls(files.private_dir(folder, close=True), public_key, sender, hpke.MLKEM768X25519PrivateKey(kem, curve))
 
-    def open(self, sealed: bytes, name: str) -> Path:
-        """Opens a sealed file and keeps it under its name. Raises AttestationError, and UsageError for a name."""
+    def require_sender(self, authorization: str) -> None:
+        """Raises Unauthorized if a request's header does not have the sender's token."""
+        token = authorization.removeprefix("Bearer ")
+        if not hmac.compare_digest(hashlib.sha256(token.encode()).hexdigest(), self.sender):
+            raise Unauthorized("the token is missing, or is not the one whose SHA-256 --receive-from names",
+                               "give it with --token-file")  # fmt: skip
+
+    def require_free(self, name: str) -> Path:
+        """Returns the path of a new file. Raises UsageError for a name, and Conflict if it is taken or all are."""
         target = self.folder / require_name(name)
-        try:
-            content = SUITE.decrypt(sealed, self._key, HPKE_INFO + name.encode())
-        except (InvalidTag, ValueError):
-            raise AttestationError("sealing", "the file was sealed to another job, or changed on its way") from None
-        files.write(target, content)
+        if target.exists() or target.is_symlink():
+            raise _taken(name)
+        if sum(1 for _ in self.folder.iterdir()) >= MAX_FILES:
+            raise Conflict(f"the job's folder has {MAX_FILES} files, and takes no more", "start the job anew")
         return target
+
+    @contextmanager
+    def arriving(self) -> Iterator[IO[bytes]]:
+        """Yields a file without a name for what arrives. Raises Busy if others arrive."""
+        if not self._arriving.acquire(blocking=False):
+            raise Busy(f"{MAX_ARRIVING} files are arriving", "try again when they are there")
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                yield file
+        finally:
+            self._arriving.release()
+
+    def open(self, sealed: bytes | IO[bytes], name: str) -> Path:
+        """Opens a sealed file, or one that has arrived, and keeps it under its name.
+
+        Raises:
+            UsageError: the name cannot be one.
+            Conflict: there is such a file, or there are too many.
+            AttestationError: it was sealed to another job, or under another name.
+        """
+        with self._opening:
+            target = self.require_free(name)
+            if not isinstance(sealed, bytes):
+                sealed.seek(0)
+                sealed = sealed.read()
+            try:
+                content = SUITE.decrypt(sealed, self._key, HPKE_INFO + name.encode())
+            except (InvalidTag, ValueError):
+                raise AttestationError("sealing", "the file was sealed to another job, or changed on its way") from None
+            try:
+                files.write(target, content, replace=False)
+            except FileExistsError:
+                raise _taken(name) from None
+            return target
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(f"the job has a file {name}, and replaces none", "give another name, with --name")

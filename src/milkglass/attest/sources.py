@@ -26,7 +26,8 @@ from milkglass.errors import AttestationError, UsageError
 TSM = Path("/sys/kernel/config/tsm/report")
 PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
 MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts while another program asks for a report; seconds between them
-# Entries of AMD's table of certificates (SEV-SNP firmware ABI and GHCB specification 56421, section 4.1.8.1)
+# Entries of AMD's table of certificates (GHCB specification 56421, section 4.1.8.1), whose GUIDs have their bytes in
+# the order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest, abi/abi.go)
 CERTIFICATE_NAMES = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
     uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"): "key",
@@ -100,7 +101,7 @@ def certificate_table(raw: bytes) -> dict[str, bytes]:
     """Returns the certificates in AMD's table as collateral, without those that reach beyond the table."""
     certificates = dict[str, bytes]()
     for at in range(0, len(raw) - 23, 24):
-        name = uuid.UUID(bytes_le=raw[at : at + 16])
+        name = uuid.UUID(bytes=raw[at : at + 16])
         start, length = struct.unpack_from("<II", raw, at + 16)
         if not name.int:
             break
@@ -122,32 +123,46 @@ def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
 
     Raises:
         UsageError: the package is not installed.
-        AttestationError: a GPU gives no evidence.
+        AttestationError: there is no GPU, or one gives no evidence.
     """
     try:
         import pynvml as nvml
     except ModuleNotFoundError:
         raise UsageError("--gpus needs nvidia-ml-py", "pip install nvidia-ml-py, in the machine's image") from None
     library: Any = nvml
-    library.nvmlInit()
     try:
-        return [_gpu_evidence(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
-    except library.NVMLError as error:
-        raise AttestationError("gpu", f"a GPU gives no evidence ({error})", "is its CC mode on?") from None
-    finally:
-        library.nvmlShutdown()
+        library.nvmlInit()
+        try:
+            evidence = [_gpu_evidence(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
+        finally:
+            library.nvmlShutdown()
+    except AttestationError:
+        raise
+    except Exception as error:  # noqa: BLE001  (NVMLError, and what a package of another version raises)
+        raise AttestationError(
+            "gpu", f"a GPU gives no evidence ({type(error).__name__}: {error})",
+            "is its CC mode on, the driver loaded, and nvidia-ml-py (not pynvml) installed?",
+        ) from None  # fmt: skip
+    if not evidence:
+        raise AttestationError("gpu", "NVML sees no GPU", "give one to this machine, or leave --gpus out")
+    return evidence
 
 
 def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
     handle = library.nvmlDeviceGetHandleByIndex(number)
-    report = library.c_nvmlConfComputeGpuAttestationReport_t()
-    report.nonce[:] = list(nonce)
-    library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, report)
+    report = library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, nonce)
     chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
-    raw = bytes(report.attestationReport[: report.attestationReportSize])
-    pem = bytes(chain.attestationCertChain[: chain.attestationCertChainSize])
+    raw = _filled(report.attestationReport, report.attestationReportSize, f"report of GPU {number}")
+    pem = _filled(chain.attestationCertChain, chain.attestationCertChainSize, f"certificates of GPU {number}")
     architecture = library.nvmlDeviceGetArchitecture(handle)
     return raw, pem, NVIDIA_ARCHITECTURES.get(architecture, str(architecture))
+
+
+def _filled(buffer: Any, size: int, name: str) -> bytes:
+    """Returns the part of NVML's buffer that the driver filled. Raises AttestationError for a size that cannot be."""
+    if not 0 < size <= len(buffer):
+        raise AttestationError("gpu", f"the {name} has {size} bytes, 1 to {len(buffer)} are possible")
+    return bytes(buffer[:size])
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,16 @@ from urllib.parse import urlsplit
 import typer
 from typer.core import TyperGroup
 
-from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.options import AsJson, read_token, require_file
 from milkglass.cli.ui.terminal import emit, note, say
-from milkglass.errors import AttestationError, UsageError
+from milkglass.errors import AttestationError, Conflict, Unauthorized, UsageError
 
 if TYPE_CHECKING:
     from milkglass.attest.claims import Verdict
     from milkglass.attest.evidence import HardwareEvidence
     from milkglass.attest.policy import Policy
 
+SEALING_FORM = "milkglass"  # of evidence: our own server's
 POLICY_HELP = "What you demand of the server, in TOML (docs/attested.md)."
 PolicyPath = Annotated[Path, typer.Option("--policy", help=POLICY_HELP, show_default=False)]
 Collateral = Annotated[
@@ -176,6 +177,9 @@ def release(
     file: Annotated[Path, typer.Argument(help="The file, such as a key or rows.", show_default=False)],
     to: Annotated[str, typer.Option("--to", help="The server, such as https://gpu.example:8420.")],
     policy: PolicyPath,
+    token_file: Annotated[
+        Path, typer.Option(help="A file with the token whose SHA-256 the job was started with.", show_default=False)
+    ],
     name: Annotated[str | None, typer.Option(help="Its name there.  [default: the file's own]")] = None,
     collateral: Collateral = None,
     certificate: CertificatePath = None,
@@ -183,7 +187,8 @@ def release(
 ) -> None:
     """Send FILE to the job behind an address, sealed to a key that its hardware signed (HPKE, ML-KEM-768 with X25519).
 
-    Nothing is sent unless the policy holds. The job must have been started with `serve --attested --receive FOLDER`.
+    Nothing is sent unless the policy holds. FILE has at most 256 MiB, and replaces none there. The job must have been
+    started with `serve --attested --receive FOLDER --receive-from SHA256`, of the token in --token-file.
     """
     from milkglass.attest import channel as channels
     from milkglass.attest import evidence, sealing, sources
@@ -193,7 +198,14 @@ def release(
     released_name = sealing.require_name(name or file.name)
     if (size := file.stat().st_size) > sealing.MAX_FILE_BYTES:
         raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
+    token = read_token(token_file) or ""
+    digest = sealing.digest_of(token)
     rules = policies.read(policy, policies.Policy)
+    if rules.evidence != SEALING_FORM:
+        raise UsageError(
+            f"the policy is for evidence of {rules.evidence}, which covers no sealing key",
+            "release files to a server of `milkglass serve --attested`",
+        )
     if rules.server != to.rstrip("/"):
         raise UsageError(f"--to is {to}, and the policy is for {rules.server}", "give the policy of this server")
     pinned, collateral_files = policies.read_lock(policy), sources.read_collateral(collateral)
@@ -202,8 +214,12 @@ def release(
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         verdict = judged_by_policy(document, spki, nonce)
-        # The hardware signed the key, or the line before raises
-        keys.append(evidence.HardwareEvidence.parse(document).sealing)
+        hardware = evidence.HardwareEvidence.parse(document)
+        if hardware.form != SEALING_FORM:  # of no other form do the report data cover the sealing key
+            raise AttestationError(
+                "sealing", f"evidence of the form {hardware.form!r} covers no sealing key", "nothing was sent"
+            )
+        keys.append(hardware.sealing)
         return verdict
 
     async def work() -> int:
@@ -213,18 +229,21 @@ def release(
         try:
             await channel.admit(b"")
             if not keys[-1]:
-                raise AttestationError("sealing", f"{to} takes no files", "start it with --receive FOLDER")
+                raise AttestationError("sealing", f"{to} takes no files", "start it with --receive and --receive-from")
             sealed = sealing.seal(file.read_bytes(), keys[-1], released_name)
-            answer = await channel.send("POST", f"{channels.RELEASE_PATH}?name={released_name}", {}, sealed)
-            try:
-                await answer.aread()
-                return answer.status_code
-            finally:
-                await answer.aclose()
+            headers = {"authorization": f"Bearer {token}"}
+            answer = await channel.send("POST", f"{channels.RELEASE_PATH}?name={released_name}", headers, sealed)
+            await answer.aclose()
+            return answer.status_code
         finally:
             await channel.close()
 
-    if (status := asyncio.run(work())) != 200:
+    status = asyncio.run(work())
+    if status == Unauthorized.status:
+        raise Unauthorized(f"{to} takes no files with this token", f"start it with --receive-from {digest}")
+    if status == Conflict.status:
+        raise Conflict(f"{to} has a file {released_name}, or as many as it takes", "give another --name")
+    if status != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
     emit(as_json, {"released": released_name, "to": to}, lambda: f"{released_name} is released to {to}")
 

@@ -164,15 +164,20 @@ def proxy(
         channel = None
     else:
         channel = _channel(attested, collateral, server)
-        if key.key is None:
-            refuse_unused("with --attested and without --key", {"--serves": endpoint.serves, "--model": key.model})
-            _run_plain(channel, address, endpoint, server, quiet)
-            return
-        refuse_unused("with --key", {"--quiet": quiet})
-        if server.server not in (None, channel.policy.server):
+        if server.server is not None and server.server.rstrip("/") != channel.policy.server:
             raise UsageError(
                 f"--server is {server.server}, and the policy is for {channel.policy.server}", "leave one out"
             )
+        if key.key is None:
+            only_keyed = {
+                "--serves": endpoint.serves, "--model": key.model, "--passphrase-file": key.passphrase_file,
+                "--engine": None if endpoint.engine == EndpointOptions.engine else endpoint.engine,
+                "--allow-http": server.allow_http,
+            }  # fmt: skip
+            refuse_unused("with --attested and without --key", only_keyed)
+            _run_plain(channel, address, endpoint, server, quiet)
+            return
+        refuse_unused("with --key", {"--quiet": quiet})
         server, address = replace(server, server=channel.policy.server), replace(address, attested=_state(channel))
     upstream = endpoint.upstream(server, channel)
     names, files = named_keys(endpoint.serves or ())
@@ -184,7 +189,8 @@ def proxy(
 
     def ready(url: str, models: list[str]) -> None:
         starting.close()
-        say(f"milkglass proxy: listening on {url}/v1; models: {', '.join(models)}")
+        state = "" if channel is None or not channel.policy.kinds else f" {_state(channel)};"
+        say(f"milkglass proxy: listening on {url}/v1;{state} models: {', '.join(models)}")
         note(f"next: {endpoint.client(url, address)}")
 
     with starting:
@@ -216,8 +222,10 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
 
 
 def _state(channel: AttestedChannel) -> str:
-    """Returns what each answer's header says of the server."""
-    return "NOT ATTESTED" if channel.policy.kinds else "by policy"
+    """Returns what the header of the server's answers says."""
+    from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED
+
+    return NOT_ATTESTED if channel.policy.kinds else BY_POLICY
 
 
 def _run_plain(
@@ -234,8 +242,7 @@ def _run_plain(
         note(NOT_ATTESTED)
     logs.configure(logging.WARNING)
     plain_proxy = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
-    command = f"proxy --attested to {channel.policy.server}"
-
+    command = f"proxy --attested to {channel.policy.server}" + (f" ({_state(channel)})" if channel.policy.kinds else "")
     process.run(plain_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 

@@ -19,6 +19,7 @@ from milkglass.system import is_loopback
 
 USED_WITH_ATTESTED = frozenset({
     "attested", "host", "port", "cert", "tls_key", "in_front_of", "software", "gpus", "collateral", "receive",
+    "receive_from",
 })  # fmt: skip
 
 
@@ -82,17 +83,33 @@ def serve(
     ] = None,
     receive: Annotated[
         Path | None,
-        typer.Option(help="With --attested: a folder for files that clients release to this machine, sealed to it."),
+        typer.Option(
+            help="With --attested: a folder for files that a client releases to this machine, sealed to it. At most 64 "
+            "files of 256 MiB; none is replaced."
+        ),
+    ] = None,
+    receive_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHA256",
+            help="With --receive: SHA-256 of the token of who may release files. The host may read it; the token not.",
+        ),
     ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     if attested:
         refuse_unused("with --attested", given_options(context, besides=USED_WITH_ATTESTED))
-        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, receive)
+        if (receive is None) != (receive_from is None):
+            raise UsageError(
+                "--receive and --receive-from belong together: anybody can seal a file to this machine",
+                "give the folder, and the digest that `sha256sum release.token` prints",
+            )
+        received = None if receive is None or receive_from is None else (receive, receive_from)
+        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received)
         return
     of_attested = {
         "--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral,
-        "--receive": receive,
+        "--receive": receive, "--receive-from": receive_from,
     }  # fmt: skip
     refuse_unused("without --attested", of_attested)
     require_private(host, cert, insecure_http, "the token")
@@ -151,9 +168,13 @@ class FrontAddress:
 
 def _attested(
     address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
-    receive: Path | None,
+    received: tuple[Path, str] | None,
 ) -> None:  # fmt: skip
-    """Gives evidence for the TLS key, and hands requests to an engine on this machine."""
+    """Gives evidence for the TLS key, and hands requests to an engine on this machine.
+
+    Args:
+        received: the folder of released files, and the digest of their sender's token.
+    """
     if address.tls_certificate is None:
         raise UsageError(
             "--attested needs --cert and --tls-key: evidence is bound to the TLS key",
@@ -162,6 +183,7 @@ def _attested(
     require_tls(address.tls_certificate, address.tls_key)
     if engine is not None and not is_loopback(urlsplit(engine).hostname or ""):
         raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
+    from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
     from milkglass.attest.sealing import Vault
@@ -169,7 +191,7 @@ def _attested(
     from milkglass.server import process
 
     hardware = Software() if software else Tsm()
-    vault = None if receive is None else Vault.new(receive)
+    vault = None if received is None else Vault.new(*received)
     sealing_key = b"" if vault is None else vault.public_key
     source = EvidenceSource(hardware, nvml_evidence if gpus else None, sealing_key, read_collateral(collateral))
     spki = key_of(address.tls_certificate)
@@ -178,4 +200,7 @@ def _attested(
         note(NOT_ATTESTED)
     process.prepare()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request that is handed on
-    process.run(Front(source, spki, engine, vault).app(), address, "serve --attested")
+    front = Front(source, spki, engine, vault, address.connections)
+    process.run(
+        front.app(), address, "serve --attested" if front.attested else f"serve --attested ({passthrough.NOT_ATTESTED})"
+    )

@@ -270,7 +270,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
 
 
 def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    return {"right": evaluation.accuracy, "texts": evaluation.texts, "left_out": evaluation.left_out}
+    return {"right": evaluation.right, "texts": evaluation.texts, "left_out": evaluation.left_out}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:

@@ -17,12 +17,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
+from milkglass.attest.passthrough import Stating
 from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backends
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
-from milkglass.proxy.guard import LocalGuard
+from milkglass.proxy.guard import LocalGuard, stated
 from milkglass.proxy.responses import ResponseExchange
 from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
 from milkglass.server.logs import place_of
@@ -57,7 +58,7 @@ def create_app(
 ) -> FastAPI:  # fmt: skip
     """Returns the application. Without a token any API key is accepted, from this machine only.
 
-    `attested` is what each answer's header says of the server.
+    `attested` is what the header of answers by an attested server says. None: there is no such header.
     """
 
     @asynccontextmanager
@@ -72,7 +73,9 @@ def create_app(
         app.include_router(page.router)
     refusals.install(app)
     page_token = None if page is None else page.token
-    app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits(), attested=attested)
+    app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
+    if attested is not None:
+        app.add_middleware(Stating, headers=stated(attested))
     return app
 
 

@@ -10,10 +10,11 @@ import asyncio
 import hmac
 import logging
 import re
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.attest.passthrough import STATE_HEADER
+from milkglass.attest.passthrough import NOT_ATTESTED, OWN_ANSWER, STATE_HEADER
 from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
@@ -35,17 +36,13 @@ HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
-    def __init__(
-        self, app: ASGIApp, token: str | None, other_token: str | None, limits: Limits, attested: str | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, other_token: str | None, limits: Limits) -> None:
         """Wraps an application.
 
         Args:
             token: None: none is needed.
             other_token: another that is accepted too.
-            attested: what each answer's header says of the server. None: there is no such header.
         """
-        self._state = [] if attested is None else [(STATE_HEADER.lower().encode(), attested.encode())]
         tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
         self._app, self._expected = app, [f"Bearer {token}".encode() for token in tokens]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD)
@@ -60,8 +57,6 @@ class LocalGuard:
         async def send_in_time(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
-            if message["type"] == "http.response.start" and self._state:
-                message = {**message, "headers": [*message["headers"], *self._state]}
             try:
                 async with asyncio.timeout(READER_SECONDS):
                     await send(message)
@@ -96,6 +91,15 @@ class LocalGuard:
             return None
         hint = "programs of this machine may ask; for others start the proxy without --open"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
+
+
+def stated(attested: str) -> Callable[[str, int], Mapping[str, str]]:
+    """Returns what the header of an answer says, which is `attested` if the server's hardware proved itself before it.
+
+    Errors are the proxy's own words: perhaps nothing was attested. Where software answers, this is said each time.
+    """
+    own = attested if attested == NOT_ATTESTED else OWN_ANSWER
+    return lambda path, status: {STATE_HEADER: own if status >= 400 or path in OPEN_PATHS else attested}
 
 
 class _Unread(Exception):

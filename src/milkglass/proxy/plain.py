@@ -17,8 +17,9 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, Quiet
-from milkglass.proxy.guard import LocalGuard
+from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, Quiet
+from milkglass.errors import UsageError
+from milkglass.proxy.guard import LocalGuard, stated
 from milkglass.server.settings import Limits
 
 
@@ -30,13 +31,21 @@ class PlainProxy:
         token: what applications give as their API key. None: anything.
         server_token: what the server asks for, in place of the application's key; "" for none.
         quiet: how answers come.
-        attested: what each answer's header says of the server.
+        attested: what the header of the server's answers says.
+
+    Raises:
+        UsageError: quiet answers are asked of a server that is not ours, and knows nothing of them.
     """
 
     def __init__(
         self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
         attested: str, limits: Limits,
     ) -> None:  # fmt: skip
+        if quiet is not None and channel.policy.evidence != "milkglass":
+            raise UsageError(
+                f"--quiet has no effect: the policy is for evidence of {channel.policy.evidence}, whose servers do not "
+                "make their answers quiet", "leave it out, or use a server of `milkglass serve --attested`",
+            )  # fmt: skip
         self.channel, self.token, self.server_token = channel, token, server_token
         self.quiet, self.attested, self.limits = quiet, attested, limits
 
@@ -48,10 +57,10 @@ class PlainProxy:
             yield
             await self.channel.close()
 
-        endpoint = passthrough.answering(self.forward, {})
-        routes = [Route(path, endpoint, methods=[method]) for path, method in passthrough.PATHS.items()]
-        app = Starlette(routes=routes, lifespan=running)
-        app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits, attested=self.attested)
+        routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
+        app = passthrough.web_app(routes, running)
+        app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
+        app.add_middleware(passthrough.Stating, headers=stated(self.attested))
         return app
 
     async def forward(self, request: Request) -> Response:
@@ -65,5 +74,5 @@ class PlainProxy:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         answer = await self.channel.send(request.method, request.url.path, headers, body)
-        answered = passthrough.kept(answer.headers, ANSWERED_HEADERS)
+        answered = {**passthrough.kept(answer.headers, ANSWERED_HEADERS), STATE_HEADER: self.attested}
         return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, answered)

@@ -70,6 +70,7 @@ class WebServer(uvicorn.Server):
                 ws_max_size=largest_message,
                 ws_per_message_deflate=False,  # a small message must not become a large one
                 server_header=False,
+                proxy_headers=False,  # a header must not say from which address a request comes: limits count by it
                 timeout_graceful_shutdown=DRAIN_SECONDS,
                 ssl_certfile=settings.tls_certificate,
                 ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,

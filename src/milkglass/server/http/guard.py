@@ -159,12 +159,17 @@ Rule = Callable[[Scope], BodyRule]
 
 
 class Guard:
-    """Admits requests. All requests together may have `held` bytes of bodies in memory."""
+    """Admits requests. All requests together may have `max_held` bytes of bodies in memory.
 
-    def __init__(self, app: ASGIApp, token: str, rule: Rule, max_held: int, limits: Limits) -> None:
-        self._app, self._rule, self._limits = app, rule, limits
+    Without a token everybody may ask, and the application decides. Without `access_log` requests are not logged.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str | None, rule: Rule, max_held: int, limits: Limits, access_log: bool = True
+    ) -> None:
+        self._app, self._rule, self._limits, self._access_log = app, rule, limits, access_log
         self._memory = BodyMemory(max_held)
-        self._expected = f"Bearer {token}".encode()
+        self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -179,16 +184,16 @@ class Guard:
             if answer.status is None:
                 await internal_error_response()(scope, receive, answer)
         finally:
-            # The route's pattern, never the path: names in a path are the caller's
-            pattern = getattr(scope.get("route"), "path", "-")
-            milliseconds = (time.monotonic() - began) * 1000
-            method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
-            log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
+            if self._access_log:
+                # The route's pattern, never the path: names in a path are the caller's
+                pattern = getattr(scope.get("route"), "path", "-")
+                milliseconds = (time.monotonic() - began) * 1000
+                method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
+                log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        authorization = headers.get(b"authorization", b"")
-        if scope["path"] not in OPEN_PATHS and not hmac.compare_digest(authorization, self._expected):
+        if not self._is_admitted(scope["path"], headers.get(b"authorization", b"")):
             refusal = error_response(Unauthorized(REASONS[401], HINTS[401]))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
@@ -204,6 +209,11 @@ class Guard:
             await self._app(scope, body, send)
         finally:
             body.release()
+
+    def _is_admitted(self, path: str, authorization: bytes) -> bool:
+        if self._expected is None or path in OPEN_PATHS:
+            return True
+        return hmac.compare_digest(authorization, self._expected)
 
 
 class _RecordedAnswer:
