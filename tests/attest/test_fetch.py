@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from cryptography.x509 import ocsp
 
-from milkglass.attest import evidence, fetch, sev_snp
+from milkglass.attest import chains, evidence, fetch, sev_snp
+from milkglass.attest import rim as rim_of
 from milkglass.attest.fetch import Services
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
@@ -108,8 +109,12 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
     paths = [path for path, _ in makers.asked]
     assert "/v1/rim/NV_GPU_VBIOS_1010_0200_882_96005E0001" in paths and "/v1/rim/NV_GPU_DRIVER_GH100_535.86.09" in paths
     requests = [ocsp.load_der_ocsp_request(body) for path, body in makers.asked if path == "/ocsp"]
-    assert len({one.serial_number for one in requests}) == 4
-    assert found["rim-vbios-0.xml"] == content(f"nvidia/{samples.VBIOS}") and found["gpu-0-3.der"] == b"answer"
+    gpu, signer = chains.certificates(hopper.chain, "x"), rim_of.signers(content(f"nvidia/{samples.VBIOS}"))
+    authorities = {one.serial_number for one in (*gpu[1:-1], *signer[:-1])}
+    assert {one.serial_number for one in requests} == authorities and gpu[0].serial_number not in authorities
+    assert len(requests) == len(authorities) == 6, "nothing is asked twice, and nothing of a key that a GPU made itself"
+    assert found["rim-vbios-0.xml"] == content(f"nvidia/{samples.VBIOS}") and found["gpu-0-2.der"] == b"answer"
+    assert {"gpu-rim-driver-0-0.der", "gpu-rim-driver-0-2.der"} <= found.keys()
 
 
 def test_a_service_that_limits_requests_is_said() -> None:

@@ -13,7 +13,6 @@ checked either.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import zlib
@@ -69,7 +68,7 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
         packed = base64.b64decode(str(fields.get("body", "")), validate=True)
         unpacker = zlib.decompressobj(wbits=31)
         raw = unpacker.decompress(packed, MAX_UNPACKED)
-    except (binascii.Error, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         raise AttestationError("evidence", f"Tinfoil's body cannot be read ({type(error).__name__})") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise AttestationError("size", f"Tinfoil's body has more than {MAX_UNPACKED:,} bytes, or is cut off")
@@ -98,7 +97,7 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
 
 def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
     end_time = keyset.get("not_after")
-    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < MAX_KEYSET_SECONDS:
+    if not isinstance(end_time, int) or not 0 < end_time - int(now.timestamp()) < MAX_KEYSET_SECONDS:
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = keyset.get("tls_public_keys")
     records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
@@ -109,7 +108,11 @@ def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: date
 
 def _canonical(keyset: Any) -> bytes:
     """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        text = f"the keyset of ACI has no canonical form ({type(error).__name__})"
+        raise AttestationError("evidence", text) from None
 
 
 def _object(document: bytes) -> dict[str, Any]:
