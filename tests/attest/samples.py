@@ -158,7 +158,7 @@ GPUS = {
                                                  time=day("2026-01-01")),
     "Hopper, another VBIOS": replace(HOPPER, references=(BAD_VBIOS,), reason="measurement"),
     "Hopper, an expired manifest": replace(HOPPER, references=(VBIOS,), time=TODAY, reason="expired"),
-    "a changed manifest": replace(HOPPER, references=("incorrect_signature_driver_rim.xml",), reason="rim-signature"),
+    "Hopper, a changed manifest of another driver": replace(HOPPER, references=("incorrect_signature_driver_rim.xml",)),
     "a changed value": replace(
         HOPPER, references=("NV_GPU_DRIVER_GH100_535.86.09_measurement_mismatch.xml",), time=day("2026-01-01"),
         reason="rim-signature",

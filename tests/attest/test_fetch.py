@@ -5,50 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from cryptography.x509 import ocsp
 
-from milkglass.attest import evidence, fetch, sev_snp
+from milkglass.attest import chains, evidence, fetch, sev_snp
+from milkglass.attest import rim as rim_of
 from milkglass.attest.fetch import Services
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 from tests.attest import samples
+from tests.attest.makers import Makers
 from tests.attest.samples import GPUS, SAMPLES, content
-
-
-@dataclass
-class Makers:
-    """Answers requests by the beginning of their paths, and keeps what was asked."""
-
-    answers: dict[str, tuple[int, bytes]]
-    asked: list[tuple[str, bytes]] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Services]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield Services(url, url, f"{url}/ocsp")
-        finally:
-            server.close()
-            await server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        path = head.split(" ")[1]
-        length = next(
-            (int(one.split(":")[1]) for one in head.lower().split("\r\n") if one.startswith("content-length")), 0
-        )
-        self.asked.append((path, await reader.readexactly(length)))
-        status, body = next((one for name, one in self.answers.items() if path.startswith(name)), (404, b""))
-        writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
 
 
 def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_report() -> None:
@@ -108,8 +77,12 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
     paths = [path for path, _ in makers.asked]
     assert "/v1/rim/NV_GPU_VBIOS_1010_0200_882_96005E0001" in paths and "/v1/rim/NV_GPU_DRIVER_GH100_535.86.09" in paths
     requests = [ocsp.load_der_ocsp_request(body) for path, body in makers.asked if path == "/ocsp"]
-    assert len({one.serial_number for one in requests}) == 4
-    assert found["rim-vbios-0.xml"] == content(f"nvidia/{samples.VBIOS}") and found["gpu-0-3.der"] == b"answer"
+    gpu, signer = chains.certificates(hopper.chain, "x"), rim_of.signers(content(f"nvidia/{samples.VBIOS}"))
+    authorities = {one.serial_number for one in (*gpu[1:-1], *signer[:-1])}
+    assert {one.serial_number for one in requests} == authorities and gpu[0].serial_number not in authorities
+    assert len(requests) == len(authorities) == 6, "nothing is asked twice, and nothing of a key that a GPU made itself"
+    assert found["rim-vbios-0.xml"] == content(f"nvidia/{samples.VBIOS}") and found["gpu-0-2.der"] == b"answer"
+    assert {"gpu-rim-driver-0-0.der", "gpu-rim-driver-0-2.der"} <= found.keys()
 
 
 def test_a_service_that_limits_requests_is_said() -> None:

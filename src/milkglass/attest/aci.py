@@ -19,8 +19,15 @@ MAX_KEYSET_SECONDS = 400 * 86_400  # seconds: a keyset that is to last longer is
 
 
 def canonical(keyset: Any) -> bytes:
-    """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset.
+
+    Raises AttestationError if it has no such form.
+    """
+    try:
+        return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        text = f"the keyset of ACI has no canonical form ({type(error).__name__})"
+        raise AttestationError("evidence", text) from None
 
 
 def signed_report_data(keyset: bytes, nonce: bytes) -> bytes:
@@ -47,7 +54,7 @@ def require_listed(keyset: bytes, spki: bytes, host: str, now: datetime) -> None
     if not isinstance(fields, dict) or canonical(fields) != keyset:
         raise AttestationError("evidence", "the keyset of ACI is no canonical JSON object")
     end_time = fields.get("not_after")
-    if not isinstance(end_time, int) or not 0 < end_time - now.timestamp() < MAX_KEYSET_SECONDS:
+    if not isinstance(end_time, int) or not 0 < end_time - int(now.timestamp()) < MAX_KEYSET_SECONDS:
         raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
     entries = fields.get("tls_public_keys")
     records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

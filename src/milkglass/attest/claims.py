@@ -74,7 +74,9 @@ class VerifiedMachine:
         image: what was measured, in hex, by name ("launch"; "mrtd", "rtmr0" to "rtmr3"; "mrenclave").
         machine: a number of this one processor in hex; "" if the evidence has none.
         tcb: versions of the firmware, by component.
+        launch_tcb: AMD's versions when the guest was started.
         status: Intel's word for the platform, such as "UpToDate"; "" elsewhere.
+        eval_data_number: of Intel's levels by which the platform was judged; they count up.
         claims: lines of the verdict.
     """
 
@@ -86,6 +88,8 @@ class VerifiedMachine:
     tcb: Mapping[str, int] = field(default_factory=dict)
     status: str = ""
     claims: tuple[Claim, ...] = ()
+    launch_tcb: Mapping[str, int] = field(default_factory=dict)
+    eval_data_number: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
     AMD      Key Distribution Service: the VCEK's certificate, its authorities, the revocation list
     Intel    Provisioning Certification Service, by the library dcap-qvl
-    NVIDIA   reference manifests of driver and VBIOS, and answers of OCSP on each certificate
+    NVIDIA   reference manifests of driver and VBIOS, and answers of OCSP on each authority of the GPU's and of the
+             manifests' keys
 
 What is fetched is signed and is verified when it is used. The services learn which processor asks, and when.
 """
@@ -11,18 +12,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx2
+from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
-from milkglass.attest import sev_snp
+from milkglass.attest import rim, sev_snp
 from milkglass.attest.chains import certificates
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.nvidia import DRIVER, Measurements
+from milkglass.attest.nvidia import AUTHORITY, DRIVER, Measurements
 from milkglass.errors import AttestationError, Unreachable
 
 MAX_FILE, SECONDS = 4 << 20, 60.0
@@ -44,7 +46,7 @@ class Services:
 
     amd: str = "https://kdsintf.amd.com"
     nvidia_rim: str = "https://rim.attestation.nvidia.com"
-    nvidia_ocsp: str = "http://ocsp.ndis.nvidia.com"
+    nvidia_ocsp: str = "https://ocsp.ndis.nvidia.com"
 
 
 def product_of(report: sev_snp.Report) -> str | None:
@@ -77,9 +79,8 @@ def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
     }
 
 
-def status_requests(pem: bytes) -> Iterator[bytes]:
-    """Yields a request of OCSP for each certificate of a GPU's chain below the root."""
-    chain = certificates(pem, "a GPU's chain")
+def status_requests(chain: Sequence[x509.Certificate]) -> Iterator[bytes]:
+    """Yields a request of OCSP for each certificate of a chain below the root."""
     for certificate, issuer in zip(chain, chain[1:], strict=False):
         request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build()
         yield request.public_bytes(Encoding.DER)
@@ -95,7 +96,7 @@ async def fetch(evidence: HardwareEvidence, product: str | None, services: Servi
         AttestationError: a file cannot be named or is not there.
         Unreachable: a service does not answer.
     """
-    files = dict[str, bytes]()
+    files, statuses = dict[str, bytes](), dict[bytes, bytes]()
     async with httpx2.AsyncClient(timeout=SECONDS, follow_redirects=False) as client:
         if evidence.kind == "sev-snp":
             report = sev_snp.Report.parse(evidence.raw)
@@ -107,12 +108,26 @@ async def fetch(evidence: HardwareEvidence, product: str | None, services: Servi
         elif evidence.kind in ("tdx", "sgx"):
             files["intel.json"] = await _intel_collateral(evidence.raw)
         for number, (raw, pem, architecture) in enumerate(evidence.gpus):
+            asked = certificates(pem, "a GPU's chain")[AUTHORITY:]
+            signed_by = [("", asked)]
             for file, name in manifest_names(raw, architecture).items():
                 answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
-                files[f"{file}-{number}.xml"] = base64.b64decode(json.loads(answer)["rim"])
-            for index, request in enumerate(status_requests(pem)):
-                files[f"gpu-{number}-{index}.der"] = await _download(client, services.nvidia_ocsp, request)
+                manifest = files[f"{file}-{number}.xml"] = _manifest(answer)
+                signed_by.append((f"{file}-", rim.signers(manifest)))
+            for what, chain in signed_by:
+                for index, request in enumerate(status_requests(chain)):
+                    if request not in statuses:
+                        statuses[request] = await _download(client, services.nvidia_ocsp, request)
+                        files[f"gpu-{what}{number}-{index}.der"] = statuses[request]
     return files
+
+
+def _manifest(answer: bytes) -> bytes:
+    try:
+        return base64.b64decode(json.loads(answer)["rim"])
+    except (ValueError, KeyError, TypeError) as error:
+        text = f"NVIDIA's answer has no reference manifest ({type(error).__name__})"
+        raise AttestationError("collateral", text, "try again") from None
 
 
 async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:

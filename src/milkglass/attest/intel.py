@@ -9,9 +9,11 @@ never accepted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
+
+from cryptography import x509
 
 from milkglass.attest.chains import certificates, require_chain, require_not_revoked, spki_of
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
@@ -21,6 +23,14 @@ from milkglass.extras import missing
 MAX_QUOTE, MAX_COLLATERAL = 64 << 10, 1 << 20
 ROOT = "a0af031289f5d5d4132f9186068a7fc13628633ba235777472e29b6b6c67a49e"  # SHA-256 of the public key of Intel's root
 UP_TO_DATE = "UpToDate"
+# Intel's answers, each with what is signed and certified with it
+ANSWERS = {
+    "tcb_info": ("tcb_info_signature", "tcb_info_issuer_chain"),
+    "qe_identity": ("qe_identity_signature", "qe_identity_issuer_chain"),
+    "pck_crl": ("pck_crl_issuer_chain",),
+    "root_ca_crl": (),
+}
+LISTS = ("pck_crl", "root_ca_crl")
 TD_DEBUG, TD_MIGRATABLE = 1 << 0, 1 << 29  # of a domain's attributes
 # Of an enclave's attributes: initialised, debug, 64 bits
 INITIALISED, DEBUG, MODE64 = 0x01, 0x02, 0x04
@@ -37,7 +47,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     """Verifies a quote of TDX (version 4 or 5) or of SGX (version 3).
 
     Args:
-        collateral: "intel": Intel's answers as JSON (QuoteCollateralV3).
+        collateral: "intel" and more names that begin with it: Intel's answers as JSON (QuoteCollateralV3). Of each
+            answer the newest counts, whoever hands it over.
         now: the time.
         root: another root than Intel's in DER, for tests.
 
@@ -52,24 +63,73 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     if flags & (TD_DEBUG if tdx else DEBUG):
         fault = "the host may debug this guest, and read its memory, which no policy accepts of TDX or SGX"
         raise AttestationError("debug", fault, "run it without debug")
-    if "intel" not in collateral:
+    files = [content for name, content in collateral.items() if name.startswith("intel")]
+    if not files:
         raise AttestationError(
             "collateral", "Intel's collateral is missing", "`milkglass attest fetch` gets it from Intel"
         )
-    if len(collateral["intel"]) > MAX_COLLATERAL:
-        raise AttestationError("size", f"Intel's collateral has {len(collateral['intel']):,} bytes, too many")
+    if too_large := next((content for content in files if len(content) > MAX_COLLATERAL), None):
+        raise AttestationError("size", f"Intel's collateral has {len(too_large):,} bytes, too many")
     seconds = int(now.timestamp())
+    if seconds < 0:
+        raise AttestationError("time", f"{now} is before 1970", "give a later time")
+    answer = _newest(quote, files)
     try:
-        answers = dcap_qvl.QuoteCollateralV3.from_json(collateral["intel"].decode())
+        answers = dcap_qvl.QuoteCollateralV3.from_json(answer.decode())
         policy = dcap_qvl.QuotePolicy.claims_only(seconds)
         verifier = dcap_qvl.QuoteVerifier() if root is None else dcap_qvl.QuoteVerifier(root)
         claims = json.loads(verifier.verify_with_policy(raw, answers, seconds, policy).to_json())
     except ValueError as error:
         if "certificate chain" in str(error):  # the library does not say what is wrong with it
-            _require_platform(quote, collateral["intel"], now, root)
+            _require_platform(quote, answer, now, root)
         reason = "expired" if "expired" in str(error).lower() else "quote"
         raise AttestationError(reason, f"the quote does not verify: {error}") from None
-    return _machine(claims)
+    return _machine(claims, json.loads(answers.tcb_info)["issueDate"][:10])
+
+
+def _newest(quote: Any, files: Sequence[bytes]) -> bytes:
+    """Returns the newest of each of Intel's answers for a quote's platform, as one file.
+
+    The dates are read before anybody's signature is checked. One that was changed is then refused by its signature.
+    """
+    if len(files) == 1:
+        return files[0]
+    documents = list[dict[str, Any]]()
+    for content in files:
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    newest = dict[str, Any]()
+    for part, signed_with in ANSWERS.items():
+        dated = [(age, document) for document in documents if (age := _age(quote, part, document)) is not None]
+        best = max(dated, key=lambda pair: pair[0])[1] if dated else documents[0] if documents else {}
+        newest |= {name: best[name] for name in (part, *signed_with) if name in best}
+    return json.dumps(newest).encode()
+
+
+def _age(quote: Any, part: str, document: Mapping[str, Any]) -> tuple[int, datetime] | None:
+    """Returns what orders an answer by its age; None if it is for another platform, or cannot be read."""
+    try:
+        if part in LISTS:
+            revocation_list = x509.load_der_x509_crl(bytes.fromhex(document[part]))
+            if part == "pck_crl":
+                leaf = certificates(quote.cert_chain_pem_bytes() or b"", "the platform's chain")[0]
+                if revocation_list.issuer != leaf.issuer:
+                    return None
+            return 0, revocation_list.last_update_utc
+        answer = json.loads(document[part])
+        kinds = {"tcb_info": ("SGX", "TDX"), "qe_identity": ("QE", "TD_QE")}[part]
+        if answer["id"] != kinds[quote.is_tdx()]:
+            return None
+        if part == "tcb_info" and answer["fmspc"].upper() != quote.fmspc().upper():
+            return None
+        issued = datetime.fromisoformat(answer["issueDate"])
+        return int(answer["tcbEvaluationDataNumber"]), issued if issued.tzinfo else issued.replace(tzinfo=UTC)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, AttestationError):
+        return None
 
 
 def parsed(raw: bytes) -> Any:
@@ -95,17 +155,19 @@ def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | N
     require_not_revoked(chain, lists, now, "the platform")
 
 
-def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
+def _machine(claims: Mapping[str, Any], issued: str) -> VerifiedMachine:
     ((report_kind, report),) = claims["report"].items()
     tdx, status, platform = report_kind != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
     if report_kind == "TD15":
         report = {**report, **report.get("base", {})}
     lines = [proven("processor", f"an Intel processor with {'TDX' if tdx else 'SGX'}, quote of form {report_kind}")]
     date = platform["tcb_level"]["tcbDate"][:10]
+    number = min(claims["tcb"]["eval_data_number"], claims["qe"]["tcb_eval_data_number"])
     if status == UP_TO_DATE:
-        lines.append(Claim("tcb", "affirming", "vendor states", f"its firmware and microcode are up to date ({date})"))
+        text = f"its firmware and microcode are up to date ({date}), by the levels of {issued}, number {number}"
+        lines.append(Claim("tcb", "affirming", "vendor states", text))
     else:
-        text = f"Intel calls its firmware and microcode {status} ({date})"
+        text = f"Intel calls its firmware and microcode {status} ({date}), by the levels of {issued}, number {number}"
         lines.append(weak("tcb", text, f"status {status}", "vendor states"))
     lines += [
         weak("advisory", f"{advisory} applies", advisory, "vendor states") for advisory in claims["tcb"]["advisory_ids"]
@@ -131,5 +193,6 @@ def _machine(claims: Mapping[str, Any]) -> VerifiedMachine:
     lines.append(Claim("revocation", "affirming", "vendor states", "Intel's revocation lists do not name its keys"))
     lines.append(unchecked("image", "who built the measured image, and what it gives away"))
     return VerifiedMachine(
-        "tdx" if tdx else "sgx", "", bytes.fromhex(report["report_data"]), image, machine, {}, status, tuple(lines)
-    )
+        "tdx" if tdx else "sgx", "", bytes.fromhex(report["report_data"]), image, machine, {}, status, tuple(lines),
+        eval_data_number=number,
+    )  # fmt: skip

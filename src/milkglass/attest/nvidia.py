@@ -8,13 +8,13 @@
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
 The chain of certificates must end at NVIDIA's root, and the leaf names the firmware that holds its key, as the answer
-does. Reference values are compared by rim.py.
+does. Reference values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf,
+which the GPU's firmware makes for itself, and about the signers of reference values.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from typing import Any, Self
 from cryptography import x509
 
 from milkglass.attest import rim
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_of
-from milkglass.attest.claims import Claim, VerifiedGpu, proven, weak
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown, spki_of
+from milkglass.attest.claims import Claim, VerifiedGpu, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
 ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of NVIDIA's public key
@@ -37,6 +37,7 @@ DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
 DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmware that holds the leaf's key
 ARCHITECTURES = ("HOPPER", "BLACKWELL")
 MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
+AUTHORITY = 1  # in a chain: the first certificate that NVIDIA's service for revocation knows
 LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
 
 
@@ -126,7 +127,7 @@ def decoded(entry: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
     """
     try:
         raw, pem = (base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate"))
-    except (KeyError, binascii.Error) as error:
+    except (KeyError, ValueError) as error:
         raise AttestationError("evidence", f"a GPU's evidence is not as expected ({type(error).__name__})") from None
     return raw, pem, str(entry.get("arch", ""))
 
@@ -151,7 +152,7 @@ def verify(
     """
     measurements = Measurements.parse(raw)
     if architecture not in ARCHITECTURES:
-        raise AttestationError("architecture", f"{architecture!r} is none of {', '.join(ARCHITECTURES)}")
+        raise AttestationError("architecture", f"{shown(architecture)} is none of {', '.join(ARCHITECTURES)}")
     chain = certificates(pem, "a GPU's chain")
     require_chain(chain, ROOT, now, "a GPU")
     leaf = chain[0]
@@ -160,7 +161,7 @@ def verify(
     if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
-    current = require_not_revoked(chain, lists, now, "a GPU")
+    current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY)
     device, driver, vbios = spki_of(leaf).hex(), measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
@@ -168,8 +169,8 @@ def verify(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(measurements, references, now),
-        _revocation_claim(current),
+        *_reference_claims(measurements, references, lists, now),
+        *_revocation_claims(current),
     ]  # fmt: skip
     mode = _mode(measurements)
     if mode == "ppcie":
@@ -200,14 +201,27 @@ def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> Non
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
 
-def _reference_claims(measurements: Measurements, references: Sequence[bytes], now: datetime) -> list[Claim]:
-    """Compares the measurements with the references of its driver and its VBIOS."""
+def _reference_claims(
+    measurements: Measurements, references: Sequence[bytes], lists: Sequence[bytes], now: datetime
+) -> list[Claim]:
+    """Compares the measurements with the references of its driver and its VBIOS. Those of other versions are left out.
+
+    All of one version count, but those that have expired, if another one has not.
+    """
     versions = {"driver": measurements.text(DRIVER), "VBIOS": measurements.vbios}
-    lines, compared = list[Claim](), set[str]()
+    lines, expired = dict[str, Claim](), dict[str, AttestationError]()
+    all_checked = True
     for raw in references:
-        reference = rim.read(raw, now)
-        part = next((name for name, version in versions.items() if version and version == reference.version), None)
+        stated = rim.stated_version(raw)
+        part = next((name for name, version in versions.items() if version and version == stated), None)
         if part is None:
+            continue
+        try:
+            reference = rim.read(raw, now, lists)
+        except AttestationError as error:
+            if error.reason != "expired":
+                raise
+            expired[part] = error
             continue
         # Manifests count from 0, and SPDM's measurements from 1
         differing = [at for at, values in reference.values.items() if measurements.blocks.get(at + 1) not in values]
@@ -217,21 +231,30 @@ def _reference_claims(measurements: Measurements, references: Sequence[bytes], n
                 f"{len(differing)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
                 f"reference (index {differing[0]})",
             )
-        compared.add(part)
+        all_checked &= reference.revocation_checked
         text = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
-        lines.append(Claim(f"rim-{part}", "affirming", "vendor states", text))
-    lines += [
+        lines[part] = Claim(f"rim-{part}", "affirming", "vendor states", text)
+    if unreplaced := [fault for part, fault in expired.items() if part not in lines]:
+        raise unreplaced[0]
+    claims = [*lines.values()]
+    if not all_checked:
+        text = "no current word of NVIDIA on the keys that signed these reference values was given"
+        claims.append(weak("rim-revocation", text, "no-gpu-revocation", "not checked"))
+    claims += [
         weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in versions if part not in compared
+        for part in versions if part not in lines
     ]  # fmt: skip
-    return lines
+    return claims
 
 
-def _revocation_claim(current: bool) -> Claim:
+def _revocation_claims(current: bool) -> list[Claim]:
+    text = "whether this one GPU's own key was revoked: NVIDIA publishes nothing about that"
+    own_key = unchecked("gpu-key-revocation", text)
     if current:
-        return Claim("gpu-revocation", "affirming", "vendor states", "NVIDIA's lists do not name the GPU's keys")
-    text = "no current word of NVIDIA on revoked GPUs was given"
-    return weak("gpu-revocation", text, "no-gpu-revocation", "not checked")
+        text = "NVIDIA does not revoke the authorities of the GPU's key"
+        return [Claim("gpu-revocation", "affirming", "vendor states", text), own_key]
+    text = "no current word of NVIDIA on the authorities of the GPU's key was given"
+    return [weak("gpu-revocation", text, "no-gpu-revocation", "not checked"), own_key]
 
 
 def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:

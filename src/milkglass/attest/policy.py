@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -27,7 +27,7 @@ WEAKNESSES = {
     "migration": "a guest that may be moved, with its memory",
     "no-alias-check": "no check of memory aliases (BadRAM)",
     "rollback": "firmware that the host can take back to an older version",
-    "no-revocation": "no current revocation list of the processor's maker",
+    "no-revocation": "no current revocation list of the processor's maker (of AMD: of the authorities of its keys)",
     "cached-keys": "keys from a cache of the platform's owner",
     "smt": "hyperthreads",
     "dynamic-platform": "a platform to which packages can be added",
@@ -36,7 +36,7 @@ WEAKNESSES = {
     "unbound": "evidence that is not bound to the connection's key",
     "relayable-gpu": "a GPU that only the measured software binds to the machine",
     "no-rim": "a GPU that was compared with no reference values",
-    "no-gpu-revocation": "no current word of NVIDIA on revoked GPUs",
+    "no-gpu-revocation": "no current word of NVIDIA on the authorities of a GPU's or a reference's key",
     "ppcie": "plain text between GPUs (NVLink)",
     "gpu-mode": "a GPU that does not state its mode",
     "first-use": "a machine that is not pinned yet",
@@ -46,6 +46,8 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 MAX_POLICY = 64 << 10
 Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
+Version = Annotated[int, Field(ge=0, le=255)]
+EvalDataNumber = Annotated[int, Field(ge=1)]
 
 
 class _Part(BaseModel):
@@ -76,17 +78,19 @@ class SgxImage(_Image):
 
 class SevSnp(_Part):
     products: list[Literal["Milan", "Genoa", "Turin"]] = []
-    tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], int] = {}
+    tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], Version] = {}
     image: list[SnpImage] = []
 
 
 class Tdx(_Part):
     status: list[Text] = ["UpToDate"]
+    eval_data_number: EvalDataNumber | None = None
     image: list[TdxImage] = []
 
 
 class Sgx(_Part):
     status: list[Text] = ["UpToDate"]
+    eval_data_number: EvalDataNumber | None = None
     image: list[SgxImage] = []
 
 
@@ -165,8 +169,6 @@ def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
     try:
         policy = model.model_validate(tomllib.loads(raw.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
@@ -174,6 +176,8 @@ def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
         raise UsageError(
             f"{name}: {field}{shown}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
     if unknown := [name for name in policy.accept if name not in WEAKNESSES and not INTEL_NAMES.fullmatch(name)]:
         raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
@@ -198,7 +202,7 @@ def read_lock(policy: Path) -> dict[str, str]:
     try:
         machines = tomllib.loads(path.read_text("utf-8"))["machine"]
         return {str(machine["id"]): str(machine["first_seen"]) for machine in machines}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
 
 
@@ -231,15 +235,18 @@ def judge(
         faults["kind"] = f"the policy has no section for {machine.kind}"
     if isinstance(section, SevSnp):
         faults |= _snp_faults(section, machine)
-    elif section is not None and machine.status not in section.status:
-        faults["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
+    elif section is not None:
+        faults |= _intel_faults(section, machine)
+        if section.eval_data_number is None:
+            text = "whether Intel has newer levels than these: the policy names no least eval_data_number"
+            claims.append(unchecked("eval-data-number", text))
     if section is not None:
         claims += _image_claims(section, machine, faults)
     claims += _machine_claims(policy, machine, pinned or {}, faults)
     for gpu in gpus:
         claims += gpu.claims
-    faults |= _gpu_faults(policy.nvidia, gpus)
     reasons = _accepted_weaknesses(policy)
+    faults |= _gpu_faults(policy.nvidia, gpus, reasons)
     accepted = dict[str, str]()
     for claim in claims:
         if claim.weakness in reasons:
@@ -271,12 +278,31 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
     faults = {}
     if machine.product not in section.products:
         faults["product"] = f"the processor is a {machine.product}; allowed: {', '.join(section.products) or 'none'}"
-    low = [name for name, minimum in section.tcb.items() if machine.tcb.get(name, -1) < minimum]
-    if low:
-        name: Any = low[0]
-        faults["old-tcb"] = f"the firmware's {name} is {machine.tcb.get(name)}, {section.tcb[name]} or more is required"
-    if not section.tcb:
-        faults["tcb"] = "the policy names no least versions of the firmware (sev-snp.tcb)"
+    minimum = {str(name): version for name, version in section.tcb.items()}
+    for when, versions in (("is", machine.tcb), ("was, when the guest was started,", machine.launch_tcb)):
+        low = [name for name, version in versions.items() if version < minimum.get(name, 0)]
+        if low:
+            name = low[0]
+            faults.setdefault(
+                "old-tcb",
+                f"the firmware's {name} {when} {versions[name]}, {minimum[name]} or more is required",
+            )
+    unnamed = [name for name in machine.tcb if name not in minimum]
+    if unnamed:
+        faults["tcb"] = f"the policy names no least version of the firmware's {', '.join(unnamed)} (sev-snp.tcb)"
+    elif not any(minimum[name] for name in machine.tcb):
+        faults["tcb"] = "the policy names no least version of the firmware above 0 (sev-snp.tcb)"
+    return faults
+
+
+def _intel_faults(section: Tdx | Sgx, machine: VerifiedMachine) -> dict[str, str]:
+    faults = {}
+    if machine.status not in section.status:
+        faults["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
+    if machine.eval_data_number < (section.eval_data_number or 0):
+        faults["eval-data-number"] = (
+            f"Intel's levels have the number {machine.eval_data_number}, {section.eval_data_number} or more is required"
+        )
     return faults
 
 
@@ -319,16 +345,17 @@ def _machine_claims(
     ]
 
 
-def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu]) -> dict[str, str]:
+def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu], accepted: Mapping[str, str]) -> dict[str, str]:
     if section is None:
         return {} if not gpus else {"gpu": f"{len(gpus)} GPUs were shown, and the policy has no section nvidia"}
     faults = {}
+    modes = {*section.modes, *(mode for mode, name in {"": "gpu-mode", "ppcie": "ppcie"}.items() if name in accepted)}
     if len(gpus) != section.count:
         faults["gpu-count"] = f"evidence of {len(gpus)} GPUs, the policy demands {section.count}"
     for gpu in gpus:
         if gpu.architecture not in section.architectures:
             allowed = ", ".join(section.architectures) or "none"
             faults["architecture"] = f"a GPU is a {gpu.architecture}; allowed: {allowed}"
-        if gpu.mode not in section.modes:
+        if gpu.mode not in modes:
             faults["gpu-mode-of-policy"] = f"a GPU's mode is {gpu.mode or 'not stated'}; allowed: {section.modes}"
     return faults

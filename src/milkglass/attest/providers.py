@@ -12,7 +12,6 @@ checked either.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -66,7 +65,7 @@ def tinfoil(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
         packed = base64.b64decode(str(fields.get("body", "")), validate=True)
         unpacker = zlib.decompressobj(wbits=31)
         raw = unpacker.decompress(packed, MAX_UNPACKED)
-    except (binascii.Error, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         raise AttestationError("evidence", f"Tinfoil's body cannot be read ({type(error).__name__})") from None
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise AttestationError("size", f"Tinfoil's body has more than {MAX_UNPACKED:,} bytes, or is cut off")

@@ -9,15 +9,14 @@ is no DTD, no entity, and no other signature. The signer's chain must end at NVI
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from cryptography import x509
 
-from milkglass.attest.chains import certificates, require_chain
+from milkglass.attest.chains import MAX_CERTIFICATES, certificates, require_chain, require_not_revoked
 from milkglass.errors import AttestationError
 
 ROOT = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"  # SHA-256 of NVIDIA's public key
@@ -35,15 +34,31 @@ class Reference:
         version: of the driver or the VBIOS.
         product: such as "GH100".
         values: the allowed values of each active measurement, by index.
+        revocation_checked: whether NVIDIA's current words on the signer's certificates were given.
     """
 
     version: str
     product: str
     values: Mapping[int, frozenset[bytes]]
+    revocation_checked: bool = False
 
 
-def read(raw: bytes, now: datetime) -> Reference:
-    """Verifies and reads a manifest. Raises AttestationError."""
+def stated_version(raw: bytes) -> str:
+    """Returns the version that a manifest states, of which nothing is verified. Raises AttestationError."""
+    meta = _parse(raw).find(f"{SWID}Meta")
+    return "" if meta is None else str(meta.get("colloquialVersion", ""))
+
+
+def read(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Reference:
+    """Verifies and reads a manifest.
+
+    Args:
+        now: the time.
+        lists: revocation lists, or answers of OCSP.
+
+    Raises:
+        AttestationError: with the first fault.
+    """
     from lxml import etree
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
@@ -51,9 +66,10 @@ def read(raw: bytes, now: datetime) -> Reference:
     root = _parse(raw)
     chain = _chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
+    checked = require_not_revoked(chain, lists, now, "a reference manifest")
     try:
         verified = XMLVerifier().verify(
-            root, x509_cert=chain[0], verification_time=now.replace(tzinfo=None),
+            root, x509_cert=chain[0], verification_time=now.astimezone(UTC).replace(tzinfo=None),
             expect_config=SignatureConfiguration(require_x509=True, location="./", expect_references=1),
         )  # fmt: skip
     except (SignXMLException, etree.LxmlError, ValueError) as error:
@@ -63,7 +79,12 @@ def read(raw: bytes, now: datetime) -> Reference:
     signed_xml = None if isinstance(verified, list) else verified.signed_xml
     if signed_xml is None or signed_xml.tag != f"{SWID}SoftwareIdentity":
         raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
-    return _reference(signed_xml)
+    return _reference(signed_xml, checked)
+
+
+def signers(raw: bytes) -> list[x509.Certificate]:
+    """Returns the signer's certificates, leaf first, of which nothing is verified. Raises AttestationError."""
+    return _chain(_parse(raw))
 
 
 def _parse(raw: bytes) -> Any:
@@ -95,16 +116,19 @@ def _chain(root: Any) -> list[x509.Certificate]:
     texts = [
         element.text or "" for element in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")
     ]
+    if len(texts) > MAX_CERTIFICATES:
+        text = f"a reference manifest has {len(texts)} certificates, at most {MAX_CERTIFICATES} are read"
+        raise AttestationError("size", text)
     try:
         chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
-    except binascii.Error:
+    except ValueError:  # binascii.Error is one
         raise AttestationError("rim", "a signer's certificate is no base64") from None
     if not chain:
         raise AttestationError("rim", "a reference manifest has no signer's certificate")
     return chain
 
 
-def _reference(root: Any) -> Reference:
+def _reference(root: Any, checked: bool) -> Reference:
     meta = root.find(f"{SWID}Meta")
     payload = root.find(f"{SWID}Payload")
     if meta is None or payload is None:
@@ -121,4 +145,6 @@ def _reference(root: Any) -> Reference:
         if index in values or not allowed or b"" in allowed:
             raise AttestationError("rim", f"value {index} of a reference manifest is malformed")
         values[index] = allowed
-    return Reference(meta.get("colloquialVersion", ""), meta.get("product", ""), values)
+    if not values:
+        raise AttestationError("rim", "a reference manifest has no active values: nothing could be compared")
+    return Reference(meta.get("colloquialVersion", ""), meta.get("product", ""), values, checked)

@@ -3,8 +3,9 @@
     AMD, SEV Secure Nested Paging Firmware ABI Specification 56860, revision 1.58, table 23 (ATTESTATION_REPORT)
     AMD, VCEK Certificate and KDS Interface Specification 57230, revision 1.00, tables 8 and 9 (extensions)
 
-The bytes after the signature are signed by nobody and must be 0. The versions in the report must be those for which the
-key's certificate was made; a VCEK's certificate also names the chip.
+AMD's revocation lists are signed by its root and name authorities (ASK, ASVK) alone: about a processor's own key it
+publishes nothing. The bytes after the signature are signed by nobody and must be 0. The versions in the report must be
+those for which the key's certificate was made; a VCEK's certificate also names the chip.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Self
 
 from cryptography import x509
 
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
@@ -40,6 +41,8 @@ LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
 LAYOUT_TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
 NO_AGENT = (bytes(32), b"\xff" * 32)  # how a guest without a migration agent is written
 VCEK, VLEK = 0, 1  # of the signing key's number
+MAX_VMPL = 3  # of a guest; a report that the host asked for has 0xffffffff
+AUTHORITY = 1  # in a chain: the first certificate that AMD's revocation lists are about
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Report:
         raw: all bytes.
         policy, platform: flags of the guest's policy and of the platform.
         signing_key: its number.
-        reported, committed: eight bytes of versions each.
+        reported, committed, launch: eight bytes of versions each.
     """
 
     raw: bytes
@@ -65,6 +68,7 @@ class Report:
     migration_agent: bytes
     reported: bytes
     committed: bytes
+    launch: bytes
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -79,6 +83,9 @@ class Report:
             raise AttestationError("version", f"the report has version {version}; {VERSIONS} are supported")
         if algorithm != ECDSA_P384:
             raise AttestationError("signature", f"the report is signed by algorithm {algorithm}, not by ECDSA P-384")
+        if vmpl > MAX_VMPL:
+            text = f"the report is for privilege level {vmpl:#x}, and guests have 0 to {MAX_VMPL}: none asked for it"
+            raise AttestationError("level", text)
         if any(raw[SIGNATURE_END:]):
             raise AttestationError("unsigned", "bytes that nobody signs are not 0")
         if not policy & RESERVED:
@@ -86,6 +93,7 @@ class Report:
         return cls(
             raw, version, policy, vmpl, platform, key >> 2 & 7, raw[0x50:0x90], raw[0x90:0xC0],
             raw[0x1A0:0x1E0], raw[0x160:0x180], raw[0x180:0x188], raw[0x1E0:0x1E8],
+            raw[0x1F0:0x1F8],
         )  # fmt: skip
 
 
@@ -114,12 +122,13 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
     require_signed(leaf.public_key(), r, s, raw[:SIGNED_BYTES], "the report")
     lists = [value for name, value in collateral.items() if name.startswith("crl")]
-    current = require_not_revoked(chain, lists, now, "the processor")
+    current = require_not_revoked(chain, lists, now, "the processor", AUTHORITY)
     tcb = versions(report.reported, product)
     _require_key_of(report, leaf, tcb, product)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
         report.chip_id.hex() if any(report.chip_id) else "", tcb, "", tuple(_claims(report, product, tcb, current)),
+        versions(report.launch, product),
     )  # fmt: skip
 
 
@@ -132,7 +141,7 @@ def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tupl
     names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     product = str(names[0]).removeprefix("ARK-") if names else ""
     if product not in ROOTS:
-        raise AttestationError("root", f"the root {product!r} is none of AMD's: {', '.join(ROOTS)}")
+        raise AttestationError("root", f"the root {shown(product)} is none of AMD's: {', '.join(ROOTS)}")
     return [leaf, issuer, root], product
 
 
@@ -189,9 +198,12 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     if any(committed[name] < tcb[name] for name in tcb):
         claims.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
     if current:
-        claims.append(Claim("revocation", "affirming", "vendor states", "AMD's revocation lists do not name its keys"))
+        text = "AMD's revocation list does not name the authority of its key"
+        claims.append(Claim("revocation", "affirming", "vendor states", text))
     else:
-        text = "no current revocation list of AMD was given, and a revoked key is not noticed"
+        text = "no current revocation list of AMD was given, and a revoked authority is not noticed"
         claims.append(weak("revocation", text, "no-revocation", "not checked"))
+    text = "whether this one processor's key was revoked: AMD publishes nothing about that"
+    claims.append(unchecked("key-revocation", text))
     claims.append(unchecked("image", "who built the measured image, and what it gives away"))
     return claims

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import errno
+import itertools
 import secrets
 import struct
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ CERTIFICATE_NAMES = {
 NVIDIA_ARCHITECTURES = {9: "HOPPER", 10: "BLACKWELL"}  # NVML's numbers
 # Files of a collateral folder: their names begin with these
 REFERENCE, GPU_REVOCATION = "rim", "gpu-"
+MAX_COLLATERAL_FILE = 4 << 20
 
 
 GpuEvidence = tuple[bytes, bytes, str]  # evidence, certificates and architecture of a GPU
@@ -193,21 +195,61 @@ class EvidenceSource:
 
 
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
-    """Returns evidence with the makers' signed files added. It does not matter who hands these over."""
+    """Returns evidence with the makers' signed files added.
+
+    It does not matter who hands these over: files of one name stand side by side. All revocation lists count, and the
+    newest of Intel's answers; the evidence's own certificates are the first.
+    """
+    files = files.read() if isinstance(files, CollateralFolder) else files
     manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
     revocations = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
-    other_files = {name: file for name, file in files.items() if not name.startswith((REFERENCE, GPU_REVOCATION))}
+    collateral = dict(evidence.collateral)
+    for name, file in files.items():
+        if not name.startswith((REFERENCE, GPU_REVOCATION)) and collateral.get(name) != file:
+            names = itertools.chain([name], (f"{name}+{number}" for number in itertools.count(1)))
+            collateral[next(free for free in names if free not in collateral)] = file
     return replace(
-        evidence, collateral={**other_files, **evidence.collateral}, references=(*evidence.references, *manifests),
-        gpu_revocation=(*evidence.gpu_revocation, *revocations),
+        evidence, collateral=collateral, references=tuple(dict.fromkeys((*evidence.references, *manifests))),
+        gpu_revocation=tuple(dict.fromkeys((*evidence.gpu_revocation, *revocations))),
     )  # fmt: skip
 
 
-def read_collateral(folder: Path | None) -> dict[str, bytes]:
-    """Returns the files of a collateral folder, by their names without ending.
+@dataclass(frozen=True)
+class CollateralFolder(Mapping[str, bytes]):
+    """The files of a collateral folder as they are now, by their names without ending.
 
-    The names: `key` and `chain` (AMD's certificates), `crl...` (AMD's revocation lists), `intel` (Intel's answers as
-    JSON), `rim...` (NVIDIA's manifests), `gpu-...` (NVIDIA's revocation lists and answers of OCSP).
+    They expire and are fetched again, so that each use reads them.
+    """
+
+    folder: Path
+
+    def read(self) -> dict[str, bytes]:
+        """Returns all files. Raises AttestationError if one cannot be read, or is too large."""
+        try:
+            paths = [path for path in sorted(self.folder.iterdir()) if path.is_file()]
+            if large := next((path for path in paths if path.stat().st_size > MAX_COLLATERAL_FILE), None):
+                text = f"{large} has {large.stat().st_size:,} bytes, at most {MAX_COLLATERAL_FILE:,} are read"
+                raise AttestationError("size", text, "keep the makers' signed files alone there")
+            return {path.stem: path.read_bytes() for path in paths}
+        except OSError as error:
+            text = f"the collateral in {self.folder} cannot be read ({type(error).__name__})"
+            raise AttestationError("collateral", text, "`milkglass attest fetch` writes it") from None
+
+    def __getitem__(self, name: str) -> bytes:
+        return self.read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+    def __len__(self) -> int:
+        return len(self.read())
+
+
+def read_collateral(folder: Path | None) -> Mapping[str, bytes]:
+    """Returns the files of a collateral folder, which are read again at each use.
+
+    The names: `key` and `chain` (AMD's certificates), `crl...` (AMD's revocation lists), `intel...` (Intel's answers
+    as JSON), `rim...` (NVIDIA's manifests), `gpu-...` (NVIDIA's revocation lists and answers of OCSP).
 
     Raises:
         UsageError: there is no such folder.
@@ -216,4 +258,4 @@ def read_collateral(folder: Path | None) -> dict[str, bytes]:
         return {}
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "`milkglass attest fetch` makes one")
-    return {path.stem: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    return CollateralFolder(folder)

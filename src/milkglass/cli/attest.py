@@ -75,6 +75,8 @@ def check(
     if (url is None) == (replay is None):
         raise UsageError("give a server's address or --replay FILE", "milkglass attest https://gpu.example:8420")
     rules = None if policy is None else policies.read(policy, policies.Policy)
+    if rules is not None and url is not None:
+        require_server(rules, url, "URL")
     if replay is not None:
         require_file(replay, "give a file that --record wrote")
         recording = evidence.HardwareEvidence.parse(replay.read_bytes())
@@ -85,7 +87,7 @@ def check(
             request_evidence(str(url), certificate, "milkglass" if rules is None else rules.evidence)
         )
     recording = sources.with_collateral(recording, sources.read_collateral(collateral))
-    now = datetime.now(UTC) if at is None else evidence.time_of(at)
+    now = datetime.now(UTC) if at is None else time_of(at)
     if replay is not None and at is None and recording.recorded:
         note(f"judged by the time now; --at {recording.recorded[:10]} judges by when it was recorded")
     if record is not None:
@@ -97,6 +99,22 @@ def check(
     emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
+
+
+def require_server(rules: Policy, url: str, noun: str) -> None:
+    """Raises UsageError if a policy is for another server."""
+    if rules.server != url.rstrip("/"):
+        raise UsageError(f"{noun} is {url}, and the policy is for {rules.server}", "give the policy of this server")
+
+
+def time_of(text: str) -> datetime:
+    """Returns the time of --at. Raises AttestationError for one at which no evidence can be judged."""
+    from milkglass.attest import evidence
+
+    time = evidence.time_of(text)
+    if not 1970 <= time.year < 9999:  # so that no clock overflows in any zone
+        raise AttestationError("time", f"{text!r} is not between 1970 and 9998", "write 2025-06-25")
+    return time
 
 
 def refusal(error: AttestationError) -> Verdict:
@@ -156,6 +174,7 @@ def pin(
     from milkglass.attest import policy as policies
 
     rules = policies.read(policy, policies.Policy)
+    require_server(rules, url, "URL")
     hardware = asyncio.run(request_evidence(url, certificate, rules.evidence))
     hardware = sources.with_collateral(hardware, sources.read_collateral(collateral))
     machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC))
@@ -206,8 +225,7 @@ def release(
             f"the policy is for evidence of {rules.evidence}, which covers no sealing key",
             "release files to a server of `milkglass serve --attested`",
         )
-    if rules.server != to.rstrip("/"):
-        raise UsageError(f"--to is {to}, and the policy is for {rules.server}", "give the policy of this server")
+    require_server(rules, to, "--to")
     pinned, collateral_files = policies.read_lock(policy), sources.read_collateral(collateral)
     keys = list[bytes]()
     judged_by_policy = channels.verifier(rules, pinned, collateral_files)

@@ -1,7 +1,8 @@
 """Which quotes of enclaves count: those that the verifier of the room `attest` and a policy allow.
 
 The provider's gate and the enclave's host ask here. What Intel signs beside a quote (levels of microcode, revocation
-lists) comes from the enclave's side, in `intel.json`; it does not matter who hands it over, and it expires.
+lists) comes from the enclave's side, in `intel.json`. It expires after 30 days: so long an enclave's host can hand over
+what Intel has replaced, unless the policy's `eval_data_number` names the least that counts.
 """
 
 from __future__ import annotations
