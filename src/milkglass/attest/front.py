@@ -47,7 +47,7 @@ from milkglass.errors import Busy, Unreachable, UsageError
 from milkglass.server.http.guard import BodyRule, Guard
 from milkglass.server.settings import Limits
 
-EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE = 12, 240  # pieces of evidence a minute, for one address and for all
+EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE = 30, 240  # pieces of evidence a minute, for one address and for all
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 MAX_CONNECTIONS = 1024  # to the engine at a time
