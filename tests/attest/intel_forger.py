@@ -164,6 +164,7 @@ class Collateral:
         qe_levels: the same by the quoting enclave's version.
         revoked, revoked_authorities: serial numbers of platforms, and of authorities below the root.
         edited: what is put into the answers after they were signed.
+        number: of the data by which the levels were made.
     """
 
     levels: Sequence[tuple[int, str, Sequence[str]]] = ((SVN, "UpToDate", ()), (0, "OutOfDate", ("INTEL-SA-00001",)))
@@ -174,6 +175,7 @@ class Collateral:
     edited: dict[str, str] = field(default_factory=dict)
     now: datetime = NOW
     who: Intel | None = None
+    number: int = 17
 
     def files(self) -> dict[str, bytes]:
         """As a collateral folder has it."""
@@ -196,7 +198,7 @@ class Collateral:
 
     def _times(self) -> dict[str, Any]:
         issue, until = (f"{self.now + timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}" for days in (-1, 29))
-        return {"issueDate": issue, "nextUpdate": until, "tcbEvaluationDataNumber": 17}
+        return {"issueDate": issue, "nextUpdate": until, "tcbEvaluationDataNumber": self.number}
 
     def _tcb_info(self) -> dict[str, Any]:
         levels = [

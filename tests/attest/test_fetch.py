@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from cryptography.x509 import ocsp
@@ -18,38 +16,8 @@ from milkglass.attest.fetch import Services
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 from tests.attest import samples
+from tests.attest.makers import Makers
 from tests.attest.samples import GPUS, SAMPLES, content
-
-
-@dataclass
-class Makers:
-    """Answers requests by the beginning of their paths, and keeps what was asked."""
-
-    answers: dict[str, tuple[int, bytes]]
-    asked: list[tuple[str, bytes]] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Services]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield Services(url, url, f"{url}/ocsp")
-        finally:
-            server.close()
-            await server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        path = head.split(" ")[1]
-        length = next(
-            (int(one.split(":")[1]) for one in head.lower().split("\r\n") if one.startswith("content-length")), 0
-        )
-        self.asked.append((path, await reader.readexactly(length)))
-        status, body = next((one for name, one in self.answers.items() if path.startswith(name)), (404, b""))
-        writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
 
 
 def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_report() -> None:
