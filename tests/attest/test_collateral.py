@@ -97,10 +97,8 @@ def test_a_report_that_no_guest_asked_for_is_refused_and_versions_at_the_start_c
     for level in range(4):
         assert sev_snp.verify(amd.report({0x30: level.to_bytes(4, "little")}), amd.files, TODAY)
     for level in (4, 0xFFFFFFFF):  # the second is what AMD's 56860 has for a report that the host asked for
-        assert (
-            reason(lambda one=level: sev_snp.verify(amd.report({0x30: one.to_bytes(4, "little")}), amd.files, TODAY))
-            == "level"
-        )
+        raw = amd.report({0x30: level.to_bytes(4, "little")})
+        assert reason(lambda one=raw: sev_snp.verify(one, amd.files, TODAY)) == "level"
     floor = b'version = 1\nserver = "https://x"\n[sev-snp]\nproducts = ["Genoa"]\n'
     floor += b"tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}\n"
     rules = parse(floor, "p", Policy)
@@ -136,7 +134,8 @@ def test_each_of_intels_answers_is_the_newest_also_in_a_mixture(part: str) -> No
     bad = {
         "pck_crl": Collateral(revoked=[forger.platform().serial]),
         "root_ca_crl": Collateral(revoked_authorities=[forger.intel().platforms.serial]),
-        "tcb_info": Collateral(levels=OUT_OF_DATE), "qe_identity": Collateral(qe_levels=((9, "UpToDate"), (0, "OutOfDate"))),
+        "tcb_info": Collateral(levels=OUT_OF_DATE),
+        "qe_identity": Collateral(qe_levels=((9, "UpToDate"), (0, "OutOfDate"))),
     }[part]  # fmt: skip
     clients = json.loads(replace(bad, now=NOW - timedelta(days=1), number=18).content())
     mixed = json.loads(replace(Collateral(), number=18).content())
@@ -245,7 +244,8 @@ def test_an_answers_signer_may_answer_and_is_itself_valid() -> None:
     rest = who.status(0, TODAY)
     expired = who.responder(1, until=TODAY.replace(tzinfo=None) - timedelta(days=1))
     cases = {
-        "good": (who.responder(1), True), "expired": (expired, False), "not for it": (who.responder(1, may=False), False),
+        "good": (who.responder(1), True), "expired": (expired, False),
+        "not for it": (who.responder(1, may=False), False),
         "of the root": (who.responder(0), False), "of a stranger": (other.responder(1), False),
     }  # fmt: skip
     for name, (responder, counts) in cases.items():

@@ -91,6 +91,14 @@ def test_a_machine_of_the_policy_is_allowed_and_what_was_accepted_is_shown() -> 
         ("snp = 23", "snp = 24", "old-tcb"),
         ("microcode = 84", "microcode = 85", "old-tcb"),
         ("tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}", "", "tcb"),
+        ("tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}", "tcb = {tee = 0}", "tcb"),
+        ("bootloader = 10, tee = 0, snp = 23", "bootloader = 10, tee = 0", "tcb"),
+        (
+            "bootloader = 10, tee = 0, snp = 23, microcode = 84",
+            "bootloader = 0, tee = 0, snp = 0, microcode = 0",
+            "tcb",
+        ),
+        ("microcode = 84", "microcode = 84, fmc = 9", ""),
         ('name = "the image"', 'name = "x"\norigin = "y"\n[[sev-snp.image]]\nlaunch = "00"\nname = "z"', ""),
         ('no-revocation = "no list here"', "", "no-revocation"),
         ('unbound = "a recording"', "", "unbound"),
@@ -178,6 +186,24 @@ def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
     assert "gpu" in verdict("Genoa", GENOA, [spt]).refused, "GPUs without a section"
 
 
+@pytest.mark.parametrize("name", [name for name, one in GPUS.items() if not one.reason])
+def test_a_gpu_whose_every_weakness_is_accepted_is_allowed_and_none_can_be_left_out(name: str) -> None:
+    gpu = GPUS[name].verified()
+    weaknesses = sorted({claim.weakness for claim in gpu.claims if claim.weakness})
+    section = f'[nvidia]\ncount = 1\narchitectures = ["{gpu.architecture}"]\n[machine]'
+
+    def refused(names: list[str]) -> set[str]:
+        text = GENOA.replace("[machine]", section) + "".join(f'{one} = "known"\n' for one in names)
+        return set(verdict("Genoa", text, [gpu]).refused)
+
+    assert refused(weaknesses) == set()
+    for left_out in weaknesses:
+        assert left_out in refused([one for one in weaknesses if one != left_out])
+    part_of_one = replace(gpu, mode="mpt")
+    text = GENOA.replace("[machine]", section) + "".join(f'{one} = "known"\n' for one in {*weaknesses, "gpu-mode"})
+    assert set(verdict("Genoa", text, [part_of_one]).refused) == {"gpu-mode-of-policy"}, "a part of a GPU is no mode"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -185,7 +211,8 @@ def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
         HEAD + '[sev-snp]\nproducts = ["Rome"]', HEAD + "[nvidia]\n", HEAD + "[nvidia]\ncount = 0",
         HEAD + '[accept]\nmilann = "x"', HEAD + '[accept]\nmilan = ""', HEAD.replace("https", "http"),
         HEAD + 'lease = "0m"', HEAD + 'lease = "15"', HEAD + '[machine]\npinned = ["xyz"]', "\xff", "a" * 70_000,
-        HEAD + '[[sev-snp.image]]\nlaunch = "00"\nname = "no origin"',
+        HEAD + '[[sev-snp.image]]\nlaunch = "00"\nname = "no origin"', HEAD + "[sev-snp]\ntcb = {snp = -1}",
+        HEAD + "[tdx]\neval_data_number = 0", "a = " + "[" * 60_000, "a = 1" + "0" * 5_000,
     ],
 )  # fmt: skip
 def test_a_policy_with_a_fault_is_refused_with_the_name_of_the_entry(text: str) -> None:
