@@ -111,8 +111,9 @@ def _canonical(keyset: Any) -> bytes:
     try:
         return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        text = f"the keyset of ACI has no canonical form ({type(error).__name__})"
-        raise AttestationError("evidence", text) from None
+        raise AttestationError(
+            "evidence", f"the keyset of ACI has no canonical form ({type(error).__name__})"
+        ) from None
 
 
 def _object(document: bytes) -> dict[str, Any]:
