@@ -126,8 +126,9 @@ def _manifest(answer: bytes) -> bytes:
     try:
         return base64.b64decode(json.loads(answer)["rim"])
     except (ValueError, KeyError, TypeError) as error:
-        text = f"NVIDIA's answer has no reference manifest ({type(error).__name__})"
-        raise AttestationError("collateral", text, "try again") from None
+        raise AttestationError(
+            "collateral", f"NVIDIA's answer has no reference manifest ({type(error).__name__})", "try again"
+        ) from None
 
 
 async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:

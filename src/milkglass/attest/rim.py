@@ -117,8 +117,9 @@ def _chain(root: Any) -> list[x509.Certificate]:
         element.text or "" for element in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")
     ]
     if len(texts) > MAX_CERTIFICATES:
-        text = f"a reference manifest has {len(texts)} certificates, at most {MAX_CERTIFICATES} are read"
-        raise AttestationError("size", text)
+        raise AttestationError(
+            "size", f"a reference manifest has {len(texts)} certificates, at most {MAX_CERTIFICATES} are read"
+        )
     try:
         chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
     except ValueError:  # binascii.Error is one

@@ -84,8 +84,10 @@ class Report:
         if algorithm != ECDSA_P384:
             raise AttestationError("signature", f"the report is signed by algorithm {algorithm}, not by ECDSA P-384")
         if vmpl > MAX_VMPL:
-            text = f"the report is for privilege level {vmpl:#x}, and guests have 0 to {MAX_VMPL}: none asked for it"
-            raise AttestationError("level", text)
+            raise AttestationError(
+                "level",
+                f"the report is for privilege level {vmpl:#x}, and guests have 0 to {MAX_VMPL}: none asked for it",
+            )
         if any(raw[SIGNATURE_END:]):
             raise AttestationError("unsigned", "bytes that nobody signs are not 0")
         if not policy & RESERVED:

@@ -228,12 +228,18 @@ class CollateralFolder(Mapping[str, bytes]):
         try:
             paths = [path for path in sorted(self.folder.iterdir()) if path.is_file()]
             if large := next((path for path in paths if path.stat().st_size > MAX_COLLATERAL_FILE), None):
-                text = f"{large} has {large.stat().st_size:,} bytes, at most {MAX_COLLATERAL_FILE:,} are read"
-                raise AttestationError("size", text, "keep the makers' signed files alone there")
+                raise AttestationError(
+                    "size",
+                    f"{large} has {large.stat().st_size:,} bytes, at most {MAX_COLLATERAL_FILE:,} are read",
+                    "keep the makers' signed files alone there",
+                )
             return {path.stem: path.read_bytes() for path in paths}
         except OSError as error:
-            text = f"the collateral in {self.folder} cannot be read ({type(error).__name__})"
-            raise AttestationError("collateral", text, "`milkglass attest fetch` writes it") from None
+            raise AttestationError(
+                "collateral",
+                f"the collateral in {self.folder} cannot be read ({type(error).__name__})",
+                "`milkglass attest fetch` writes it",
+            ) from None
 
     def __getitem__(self, name: str) -> bytes:
         return self.read()[name]
