@@ -217,7 +217,7 @@ def test_an_answer_of_the_server_keeps_its_header_also_where_it_is_an_error() ->
         policy = SimpleNamespace(evidence="milkglass", server="https://localhost")
 
         async def send(self, *_: Any) -> httpx2.Response:
-            return httpx2.Response(404, json={"error": {}})
+            return httpx2.Response(404, stream=httpx2.ByteStream(b"{}"))
 
     async def work() -> None:
         channel: Any = Channel()
