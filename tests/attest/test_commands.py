@@ -26,11 +26,7 @@ def test_a_policy_of_another_server_says_nothing_of_this_one(command: str, polic
 
 
 def test_a_file_is_not_released_by_a_policy_of_another_server(policy: Path) -> None:
-<<<<<<< HEAD
     found = call("attest", "release", policy, "--to", "https://127.0.0.1:9", "--policy", policy, "--token-file", policy)
-=======
-    found = call("attest", "release", policy, "--to", "https://127.0.0.1:9", "--policy", policy)
->>>>>>> b42
     refused(found, UsageError.exit_code, "the policy is for https://another.example")
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import base64
-<<<<<<< HEAD
-=======
-import hashlib
->>>>>>> b42
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.attest import chains, evidence, intel, nvidia, policy
-<<<<<<< HEAD
 from milkglass.attest.aci import signed_report_data
-=======
->>>>>>> b42
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
@@ -304,11 +297,7 @@ def test_a_changed_byte_of_acis_report(step: int, monkeypatch: pytest.MonkeyPatc
     amd = Amd.make().trusted(monkeypatch)
     keys = keyset(tls_public_keys=[{"spki_sha256": SPKI.hex(), "domain": HOST}])
     draft = aci(report(keys, "00", "sev_snp"), SPKI, NONCE, HOST, NOW)
-<<<<<<< HEAD
     signed = amd.report({0x50: signed_report_data(draft.keyset, NONCE)})
-=======
-    signed = amd.report({0x50: hashlib.sha256(draft.statement).digest() + bytes(32)})
->>>>>>> b42
     collateral = {**amd.files, "crl": amd.authority.revoked(0, [], TODAY)}
 
     def machine_of(raw: bytes) -> Any:

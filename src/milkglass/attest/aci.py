@@ -26,8 +26,9 @@ def canonical(keyset: Any) -> bytes:
     try:
         return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        text = f"the keyset of ACI has no canonical form ({type(error).__name__})"
-        raise AttestationError("evidence", text) from None
+        raise AttestationError(
+            "evidence", f"the keyset of ACI has no canonical form ({type(error).__name__})"
+        ) from None
 
 
 def signed_report_data(keyset: bytes, nonce: bytes) -> bytes:

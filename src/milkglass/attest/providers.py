@@ -86,33 +86,8 @@ def aci(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) ->
         raw = bytes.fromhex(str(evidence["quote"]).removeprefix("0x"))
     except (KeyError, ValueError):
         raise AttestationError("evidence", "the report of ACI has no quote in hex") from None
-<<<<<<< HEAD
     return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, keyset=canonical(keyset), host=host,
                             recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")  # fmt: skip
-=======
-    return HardwareEvidence(hardware_kind, raw, {}, "aci", spki, nonce, statement=statement.encode())
-
-
-def _require_listed(keyset: Mapping[str, Any], spki: bytes, host: str, now: datetime) -> None:
-    end_time = keyset.get("not_after")
-    if not isinstance(end_time, int) or not 0 < end_time - int(now.timestamp()) < MAX_KEYSET_SECONDS:
-        raise AttestationError("expired", "the keyset of ACI has expired, or is to last for more than a year")
-    entries = keyset.get("tls_public_keys")
-    records = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    names = [record for record in records if record.get("domain") in (None, "", host)]
-    if not any(name.get("spki_sha256") == spki.hex() for name in names):
-        raise AttestationError("binding", f"the keyset of ACI does not list the connection's key for {host}")
-
-
-def _canonical(keyset: Any) -> bytes:
-    """Returns JSON as RFC 8785 (JCS) has it, for the strings, whole numbers and lists of a keyset."""
-    try:
-        return json.dumps(keyset, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise AttestationError(
-            "evidence", f"the keyset of ACI has no canonical form ({type(error).__name__})"
-        ) from None
->>>>>>> b42
 
 
 def _object(document: bytes) -> dict[str, Any]:
