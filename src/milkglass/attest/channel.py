@@ -136,7 +136,7 @@ class AttestedChannel:
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
         self._admission = asyncio.Lock()
-        self._timeout = timeout or httpx2.Timeout(None, connect=10.0)
+        self._timeout = timeout or httpx2.Timeout(None, connect=30.0)
         self._client = self.connected()
 
     def connected(self) -> httpx2.AsyncClient:

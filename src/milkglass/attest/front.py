@@ -82,7 +82,7 @@ class Front:
         async def running(_: Starlette) -> AsyncIterator[None]:
             async with httpx2.AsyncClient(
                 base_url=self.engine or "http://127.0.0.1", trust_env=False, headers={"Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=10.0), transport=SeparateConnections(MAX_CONNECTIONS),
+                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=30.0), transport=SeparateConnections(MAX_CONNECTIONS),
             ) as self._client:  # fmt: skip
                 yield
 
