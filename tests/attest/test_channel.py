@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,14 +19,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from milkglass.attest import connections
+from milkglass.attest import channel, connections
 from milkglass.attest.aci import canonical, signed_report_data
 from milkglass.attest.channel import AttestedChannel, Leases, verifier
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
-from milkglass.attest.providers import PATH
+from milkglass.attest.providers import PATH, read_evidence
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError, Unreachable
 from tests.attest import intel_forger
@@ -227,7 +228,7 @@ REFUSALS = {
         ).document(),
     ),
     "evidence of software that nothing binds": (
-        "kind", lambda other: lambda spki, nonce: HardwareEvidence(
+        "form", lambda other: lambda spki, nonce: HardwareEvidence(
             "software", b"milkglass software evidence 1" + bytes(64)
         ).document(),
     ),
@@ -248,7 +249,7 @@ def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, a
                 with pytest.raises(AttestationError) as refused:
                     await one.ask()
                 assert refused.value.reason == reason
-            assert not server.received and server.asked == 3
+            assert not server.received and server.asked == 1, "a refusal holds for some seconds"
 
     asyncio.run(work())
 
@@ -457,3 +458,36 @@ def test_a_document_that_names_another_form_than_the_policys_binds_no_key(author
 
     for provider in ("milkglass", "aci"):
         asyncio.run(work(provider))
+
+
+def test_those_who_wait_for_a_lease_share_a_failure_and_no_request_waits_longer_than_a_limit(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(answer: Answer, kind: type[Exception]) -> int:
+        async with (
+            Server([authority.issued("slow")], answer).running() as server,
+            client(authority, server.port) as one,
+        ):
+            results = await asyncio.gather(*(one.ask() for _ in range(8)), return_exceptions=True)
+            assert {type(result) for result in results} == {kind}
+            return server.asked
+
+    assert asyncio.run(work(lambda spki, nonce: b"{}", AttestationError)) == 1
+    monkeypatch.setattr(channel, "ADMISSION_SECONDS", 0.2)
+
+    def slow(spki: bytes, nonce: bytes) -> bytes:
+        time.sleep(1)
+        return b"{}"
+
+    assert asyncio.run(work(slow, Unreachable)) <= 8
+
+
+def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> None:
+    document = HardwareEvidence("software", b"milkglass software evidence 1" + bytes(64)).document()
+    for accepts, reason in ((False, "form"), (True, "")):
+        found = ""
+        try:
+            read_evidence("milkglass", document, bytes(32), bytes(32), "localhost", datetime.now(UTC), accepts)
+        except AttestationError as error:
+            found = error.reason
+        assert found == reason

@@ -162,7 +162,7 @@ def test_each_option_of_serve_is_used_with_attested_or_refused(
     name = max(option.opts, key=len)
     result = call("serve", "--attested", name, *([] if option.is_flag else ["1"]))
     if option.name in used_with_attested():
-        refused(result, 2, "TLS")  # what is still missing
+        refused(result, 2, "--receive" if option.name.startswith("receive") else "TLS")  # what is still missing
         assert "is not used" not in result.stderr
     else:
         refused(result, 2, f"{name} is not used with --attested")

@@ -32,12 +32,14 @@ from milkglass.attest.claims import Verdict
 from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
-from milkglass.attest.providers import PROVIDERS
+from milkglass.attest.providers import PROVIDERS, read_evidence
 from milkglass.attest.sources import with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
 RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for a whole answer with evidence
+ADMISSION_SECONDS = 60.0  # for the lease of one key
+FAILURE_SECONDS = 5.0  # in which a key that was refused is not asked again
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
 MAX_CONNECTIONS = 256  # to the server at a time
 MAX_ATTEMPTS = 16  # keys without a lease under one request
@@ -124,7 +126,7 @@ class AttestedChannel:
     """Sends requests to an attested server.
 
     Attributes:
-        verdicts: receives each verdict, also a refusal.
+        verdicts: receives each verdict, also a refusal. Evidence that does not verify has none.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class AttestedChannel:
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
-        self._admission = asyncio.Lock()
+        self._admissions = dict[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
+        self._failures = dict[bytes, tuple[float, AttestationError | Unreachable]]()  # until when, and with what
         self._timeout = timeout or httpx2.Timeout(None, connect=30.0)
         self._client = self.connected()
 
@@ -178,25 +181,56 @@ class AttestedChannel:
         return no_lease is not None
 
     async def admit(self, spki: bytes) -> None:
-        """Asks for evidence until this key gave it, and grants a lease to each key that did. Raises AttestationError.
+        """Asks for evidence until this key gave it, and grants a lease to each key that did.
 
         Behind one address several servers may answer in turn, so that the first evidence may be another one's. A key
         that is gone, since it was rotated, is not waited for.
+
+        Args:
+            spki: SHA-256 of the key. Empty: of whoever answers first.
+
+        Raises:
+            AttestationError: the evidence does not count. For some seconds the same is raised without asking again.
+            Unreachable: none came in time.
         """
-        async with self._admission:
-            for _ in range(MAX_EVIDENCE):
-                if self.leases.live(spki):
-                    return
-                nonce = secrets.token_bytes(NONCE)
-                peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
-                if not self.leases.live(peer):
-                    verdict = await asyncio.to_thread(self._verify, document, peer, nonce)
-                    self.verdicts(verdict)
-                    if not verdict.holds:
-                        name, reason = next(iter(verdict.refused.items()))
-                        hint = "see `milkglass attest URL --policy POLICY`"
-                        raise AttestationError(name, f"nothing was sent: {reason}", hint)
-                    self.leases.grant(peer)
+        lock = self._admissions.setdefault(spki, asyncio.Lock())
+        try:
+            async with asyncio.timeout(ADMISSION_SECONDS), lock:
+                self._raise_recent_failure(spki)
+                await self._admit(spki)
+        except TimeoutError:
+            fault = f"{self.policy.server} gave no evidence that counts within {ADMISSION_SECONDS:g} s"
+            raise Unreachable(fault, "try again later") from None
+        except (AttestationError, Unreachable) as error:
+            self._failures[spki] = (time.monotonic() + FAILURE_SECONDS, error)
+            raise
+        finally:
+            if not lock.locked():
+                self._admissions.pop(spki, None)
+
+    def _raise_recent_failure(self, spki: bytes) -> None:
+        """Raises what a key's last admission failed with, if that was moments ago: those who waited share it."""
+        now = time.monotonic()
+        self._failures = {key: failure for key, failure in self._failures.items() if failure[0] > now}
+        if spki in self._failures:
+            raise self._failures[spki][1].with_traceback(None)
+
+    async def _admit(self, spki: bytes) -> None:
+        for _ in range(MAX_EVIDENCE):
+            if self.leases.live(spki):
+                return
+            nonce = secrets.token_bytes(NONCE)
+            peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
+            if not self.leases.live(peer):
+                verdict = await asyncio.to_thread(self._verify, document, peer, nonce)
+                self.verdicts(verdict)
+                if not verdict.holds:
+                    name, reason = next(iter(verdict.refused.items()))
+                    hint = "see `milkglass attest URL --policy POLICY`"
+                    raise AttestationError(name, f"nothing was sent: {reason}", hint)
+                self.leases.grant(peer)
+            if not spki:
+                return
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -259,10 +293,8 @@ def verifier(
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         moment, host = now(), urlsplit(policy.server).hostname or ""
-        received = PROVIDERS[policy.evidence].read(document, spki, nonce, host, moment)
-        if received.form not in (policy.evidence, "none"):  # a policy judges what nothing binds
-            fault = f"the server answered in the form {received.form!r}, and the policy says {policy.evidence!r}"
-            raise AttestationError("form", fault)
+        accepts_unbound = "unbound" in policy.accept
+        received = read_evidence(policy.evidence, document, spki, nonce, host, moment, accepts_unbound)
         machine, gpus, bound = evidence.verify(with_collateral(received, collateral or {}), moment, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 

@@ -158,7 +158,7 @@ class Verdict:
         status = next((state for state in ("contraindicated", "warning", "affirming") if state in states), "none")
         return {
             "eat_profile": "tag:milkglass,2026:verdict-1",
-            "attested": self.attested,
+            "attested": self.attested and bool(self.claims),
             "holds": self.holds,
             "ear.status": status if self.holds else "contraindicated",
             "claims": [vars(claim) for claim in self.claims],

@@ -29,8 +29,13 @@ from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, p
 from milkglass.errors import AttestationError
 
 Form = Literal["milkglass", "tinfoil", "aci", "none"]
-MAX_DOCUMENT, NONCE = 10 << 20, 32
-MAX_LISTED = {"gpus": 16, "references": 16, "gpu_revocation": 64}  # entries of a document, each of which costs time
+MAX_DOCUMENT, NONCE = 2 << 20, 32
+MAX_LISTED = {
+    "gpus": 16,
+    "references": 16,
+    "gpu_revocation": 64,
+    "collateral": 32,
+}  # entries of a document, each of which costs time
 SOFTWARE = b"milkglass software evidence 1"
 
 
@@ -176,6 +181,8 @@ def _require_form(evidence: HardwareEvidence) -> None:
         raise AttestationError("kind", "the software stand-in answers in our own form alone")
     if evidence.form in ("tinfoil", "aci") and (evidence.gpus or evidence.sealing):
         raise AttestationError("binding", f"the form {evidence.form} binds no GPUs and no sealing key")
+    if len({raw for raw, _, _ in evidence.gpus}) < len(evidence.gpus):
+        raise AttestationError("gpu", "one GPU's evidence is given twice")
     if evidence.form == "none" and evidence.sealing:
         raise AttestationError("binding", "nothing binds the sealing key")
 

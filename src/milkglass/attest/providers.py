@@ -105,3 +105,23 @@ PROVIDERS: Mapping[str, Provider] = {
     "tinfoil": Provider("/.well-known/tinfoil-attestation", tinfoil),
     "aci": Provider("/v1/aci/attestation?nonce={nonce}", aci),
 }
+
+
+def read_evidence(
+    provider: str, document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime, accepts_unbound: bool
+) -> HardwareEvidence:
+    """Reads a document that came over a connection.
+
+    Args:
+        provider: the form that is asked for: a peer does not choose what binds its evidence.
+        accepts_unbound: whether evidence that nothing binds to a connection may be looked at.
+
+    Raises:
+        AttestationError: it is no evidence, or of another form.
+    """
+    hardware = PROVIDERS[provider].read(document, spki, nonce, host, now)
+    if hardware.form != provider and not (hardware.form == "none" and accepts_unbound):
+        raise AttestationError(
+            "form", f"the server answered in the form {hardware.form!r}, and {provider!r} was asked for"
+        )
+    return hardware

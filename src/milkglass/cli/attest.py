@@ -79,13 +79,11 @@ def check(
         require_server(rules, url, "URL")
     if replay is not None:
         require_file(replay, "give a file that --record wrote")
-        recording = evidence.HardwareEvidence.parse(replay.read_bytes())
+        recording, nonce = evidence.HardwareEvidence.parse(replay.read_bytes()), None
     else:
         if at is not None:
             raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
-        recording = asyncio.run(
-            request_evidence(str(url), certificate, "milkglass" if rules is None else rules.evidence)
-        )
+        recording, nonce = asyncio.run(request_evidence(str(url), certificate, rules))
     recording = sources.with_collateral(recording, sources.read_collateral(collateral))
     now = datetime.now(UTC) if at is None else time_of(at)
     if replay is not None and at is None and recording.recorded:
@@ -93,7 +91,7 @@ def check(
     if record is not None:
         record.write_bytes(recording.document())
     try:
-        verdict = judge_evidence(recording, rules, policy, now)
+        verdict = judge_evidence(recording, rules, policy, now, nonce)
     except AttestationError as error:
         verdict = refusal(error)
     emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
@@ -125,13 +123,19 @@ def refusal(error: AttestationError) -> Verdict:
     return Verdict((), {error.reason: text})
 
 
-def judge_evidence(hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime) -> Verdict:
-    """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted."""
+def judge_evidence(
+    hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime, nonce: bytes | None
+) -> Verdict:
+    """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted.
+
+    Args:
+        nonce: ours, if the evidence came over a connection just now. None: of a recording.
+    """
     from milkglass.attest import evidence
     from milkglass.attest.claims import Verdict
     from milkglass.attest.policy import judge, read_lock
 
-    machine, gpus, bound = evidence.verify(hardware, now)
+    machine, gpus, bound = evidence.verify(hardware, now, None if nonce is None else hardware.spki, nonce)
     if rules is not None:
         return judge(rules, machine, gpus, bound, {} if path is None else read_lock(path))
     claims = [*bound, *machine.claims, *(line for gpu in gpus for line in gpu.claims)]
@@ -140,22 +144,24 @@ def judge_evidence(hardware: HardwareEvidence, rules: Policy | None, path: Path 
     return Verdict(tuple(claims), no_policy | weak, {}, machine.kind != "software")
 
 
-async def request_evidence(url: str, authority: Path | None, provider: str) -> HardwareEvidence:
-    """Returns what a server answers to a nonce of ours, bound to the key of the connection."""
+async def request_evidence(url: str, authority: Path | None, rules: Policy | None) -> tuple[HardwareEvidence, bytes]:
+    """Returns what a server answers to a nonce of ours, bound to the key of the connection, and the nonce."""
     import secrets
 
     from milkglass.attest import channel
     from milkglass.attest.evidence import NONCE
-    from milkglass.attest.providers import PROVIDERS
+    from milkglass.attest.providers import read_evidence
 
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
-    nonce, now = secrets.token_bytes(NONCE), datetime.now(UTC)
+    provider = "milkglass" if rules is None else rules.evidence
+    accepts_unbound = rules is None or "unbound" in rules.accept
+    nonce, now, host = secrets.token_bytes(NONCE), datetime.now(UTC), urlsplit(url).hostname or ""
     spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
-    hardware = PROVIDERS[provider].read(raw, spki, nonce, urlsplit(url).hostname or "", now)
-    if hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil"):
+    hardware = read_evidence(provider, raw, spki, nonce, host, now, accepts_unbound)
+    if hardware.form != "none" and (hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil")):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
-    return replace(hardware, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}")
+    return replace(hardware, spki=spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
 
 
 @attests.command(short_help="Note the machine that answers now in the policy's lock file.")
@@ -175,9 +181,9 @@ def pin(
 
     rules = policies.read(policy, policies.Policy)
     require_server(rules, url, "URL")
-    hardware = asyncio.run(request_evidence(url, certificate, rules.evidence))
+    hardware, nonce = asyncio.run(request_evidence(url, certificate, rules))
     hardware = sources.with_collateral(hardware, sources.read_collateral(collateral))
-    machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC))
+    machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC), hardware.spki, nonce)
     if not machine.machine:
         raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")
     pinned = policies.read_lock(policy)

@@ -210,12 +210,12 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
 
     rules, files = policies.read(path, policies.Policy), read_collateral(collateral)
     pinned = policies.read_lock(path)
-    said = set[tuple[str, ...]]()
+    said = list[list[str]]()
 
     def say_verdict(verdict: Verdict) -> None:
-        lines = tuple(verdict.lines())
-        if lines not in said:  # of several servers, or after a change, each verdict is said once
-            said.add(lines)
+        lines = verdict.lines()
+        if said[-1:] != [lines]:  # a verdict that does not change is said once
+            said[:] = [lines]
             note("\n".join(lines))
 
     return AttestedChannel(rules, verifier(rules, pinned, files), server.certificate, say_verdict)
