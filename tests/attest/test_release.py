@@ -102,6 +102,19 @@ def impostor(certificate: Path, key: Path, sealing_key: bytes, form: str, sent: 
 
 
 @pytest.mark.parametrize("form", ["tinfoil", "aci", "none"])
+@pytest.mark.parametrize("command_name", ["check", "pin"])
+def test_a_server_does_not_choose_the_form_by_which_it_is_judged(command_name: str, form: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issued("server")
+    with impostor(certificate, key, b"", form, []) as port:
+        policy = policy_of(tmp_path, port)
+        words = ("--policy", policy, "--certificate", authority.file)
+        found = call("attest", command_name, f"https://localhost:{port}", *words)
+        assert found.exit_code == 8 and form in found.output and "was asked for" in " ".join(found.output.split())
+    assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize("form", ["tinfoil", "aci", "none"])
 def test_nothing_is_sealed_to_a_key_that_the_hardware_did_not_sign(form: str, tmp_path: Path) -> None:
     """The policy holds for the machine, and any key could stand beside this evidence."""
     authority = Authority(tmp_path)
