@@ -27,7 +27,7 @@ from tests.attest import samples
 from tests.attest.authority import UNKNOWN, Authority
 from tests.attest.intel_forger import Collateral, Quote
 from tests.attest.makers import Amd, Makers, Nvidia, rim_answer
-from tests.attest.samples import GPUS, TODAY, content, day
+from tests.attest.samples import GPUS, SAMPLES, TODAY, content, day
 
 NOW = forger.NOW
 SPKI, NONCE = bytes(range(32)), bytes(range(32, 64))
@@ -88,6 +88,27 @@ def test_amds_one_list_decides_about_the_authority_and_the_verdict_says_that_the
         indirect_crl=False, only_contains_attribute_certs=False,
     ))  # fmt: skip
     assert weaknesses(sev_snp.verify(amd.report(), {**amd.files, "crl": some}, TODAY).claims) == {"no-revocation"}
+
+
+@pytest.mark.parametrize("name", ["key", "chain"])
+def test_a_stale_or_damaged_certificate_of_the_hosts_cache_does_not_hide_the_clients(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, amd = Amd.make(), Amd.make().trusted(monkeypatch)
+    for stale in (old.files[name], b"damaged", SAMPLES["Milan"].evidence.collateral[name]):
+        bare = {**amd.files, name: stale}
+        with pytest.raises(AttestationError):
+            sev_snp.verify(amd.report(), bare, TODAY)
+        for collateral in in_both_ways(bare, amd.files):
+            assert sev_snp.verify(amd.report(), collateral, TODAY).product == "Genoa"
+    revoked = amd.authority.revoked(0, [amd.authority.chain[1].serial_number], TODAY)
+    many = {**old.files, "key+1": amd.files["key"], "chain+1": amd.files["chain"]}
+    assert sev_snp.verify(amd.report(), many, TODAY)
+    assert reason(lambda: sev_snp.verify(amd.report(), {**many, "crl": revoked}, TODAY)) == "revoked", "no other helps"
+    none_fits = {**amd.files, name: old.files[name], f"{name}+1": b"damaged"}
+    assert reason(lambda: sev_snp.verify(amd.report(), none_fits, TODAY)) == "chain"
+    too_many = {**amd.files, **{f"{name}+{number}": b"%d" % number for number in range(16)}}
+    assert reason(lambda: sev_snp.verify(amd.report(), too_many, TODAY)) == "size"
 
 
 def test_a_report_that_no_guest_asked_for_is_refused_and_versions_at_the_start_count(

@@ -143,6 +143,9 @@ def test_amds_table_of_certificates_is_read_and_a_malformed_one_gives_nothing() 
     assert certificate_table(table({VLEK: b"VLEK"}))["key"] == b"VLEK"
     for bad in (b"", b"x" * 23, whole[:96], whole[:30], b"\xff" * 100):
         assert "chain" not in certificate_table(bad)
+    both = certificate_table(table({VLEK: b"VLEK", VCEK: b"VCEK"}))
+    assert both == {"key": b"VCEK", "key+1": b"VLEK"}, "the report says which of them signed"
+    assert certificate_table(table({VCEK: b"VCEK", ASK: b"", ARK: b"ARK", CRL: b""})) == {"key": b"VCEK"}
     mixed = [guid[3::-1] + guid[5:3:-1] + guid[7:5:-1] + guid[8:] for guid in (VCEK, ASK, ARK, CRL)]
     assert certificate_table(table(dict.fromkeys(mixed, b"x"))) == {}, "Windows' order of bytes is not AMD's"
 
@@ -759,3 +762,5 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     ders = [sample.evidence.collateral["key"], *(one.public_bytes(Encoding.DER) for one in chain)]
     collateral = certificate_table(table(dict(zip((VCEK, ASK, ARK), ders, strict=True))))
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"
+    empty = certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
+    assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
