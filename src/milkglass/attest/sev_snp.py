@@ -20,7 +20,7 @@ from typing import Self
 from cryptography import x509
 
 from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown
-from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
+from milkglass.attest.claims import FORGEABLE, Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
 REPORT_BYTES, SIGNED_BYTES, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
@@ -211,7 +211,7 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
         text = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
-        claims.append(weak("processor", text, "milan", "not checked", bad=True))
+        claims.append(weak("processor", text, FORGEABLE, "not checked", bad=True))
     if report.signing_key == VLEK:
         claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):
