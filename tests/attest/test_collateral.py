@@ -183,6 +183,23 @@ def test_answers_for_another_platform_and_what_cannot_be_read_do_not_count() -> 
     assert reason(lambda: verified({"intel": b"{}", "intel-2": b"["})) == "quote"
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["1e999", "-1e999", "NaN", "1e400", "17.5", "1e30", "9" * 30, "9" * 5_000, "-1", "true", '"99"', "[]", "{}"],
+)
+def test_a_number_that_is_none_of_intels_levels_does_not_count(number: str) -> None:
+    good = OLD.files()["intel"]
+    bent = json.loads(good)
+    for part in ("tcb_info", "qe_identity"):
+        bent[part] = re.sub(r'("tcbEvaluationDataNumber": ?)\d+', lambda found: found[1] + number, bent[part])
+        assert bent[part] != json.loads(good)[part]
+    noise = json.dumps(bent).encode()
+    for files in ({"intel": good, "intel+1": noise}, {"intel": noise, "intel+1": good}):
+        assert verified(files).status == "UpToDate"
+    for files in ({"intel": noise}, {"intel": noise, "intel+1": noise}):
+        assert reason(lambda one=files: verified(one)) == "quote"
+
+
 def _with_identity_of(document: bytes, good: bytes) -> bytes:
     names = ("qe_identity", "qe_identity_signature", "pck_crl", "root_ca_crl")
     return json.dumps(json.loads(document) | {name: json.loads(good)[name] for name in names}).encode()
