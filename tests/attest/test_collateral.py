@@ -19,7 +19,7 @@ from milkglass.attest.claims import Claim, VerifiedGpu, VerifiedMachine
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.fetch import fetch
 from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
-from milkglass.attest.sources import read_collateral, with_collateral
+from milkglass.attest.sources import CollateralFolder, read_collateral, with_collateral
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
 from tests.attest import intel_forger as forger
@@ -411,3 +411,47 @@ def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="no folder"):
         read_collateral(tmp_path)
     assert read_collateral(None) == {}
+
+
+def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("key.der", "chain.pem", ".crl.der.new", ".DS_Store"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / ".large").write_bytes(bytes((4 << 20) + 1))
+    found = read_collateral(tmp_path)
+    assert isinstance(found, CollateralFolder) and found.read() == {"key": b"key.der", "chain": b"chain.pem"}
+    is_file = Path.is_file
+    for vanishing_before in (True, False):
+        (tmp_path / "crl.der").write_bytes(b"crl")
+
+        def vanish(self: Path, before: bool = vanishing_before) -> bool:
+            if self.name == "crl.der" and before:
+                self.unlink()
+            answer = is_file(self)
+            if self.name == "crl.der" and not before:
+                self.unlink()
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_file", vanish)
+            assert set(found.read()) == {"key", "chain"}
+        assert not (tmp_path / "crl.der").exists()
+
+
+def test_a_use_reads_the_folder_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(evidence.intel, "verify", partial(intel.verify, root=forger.intel().root_der))
+    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.digest([]), b""))).bytes()
+    document = HardwareEvidence("sgx", quote, {}, "milkglass", SPKI, NONCE).document()
+    (tmp_path / "intel.json").write_bytes(Collateral().content())
+    rules = parse(b'version = 1\nserver = "https://x"\n[sgx]\n', "p", Policy)
+    reads, read = list[Path](), CollateralFolder.read
+
+    def counted(self: CollateralFolder) -> dict[str, bytes]:
+        reads.append(self.folder)
+        return read(self)
+
+    monkeypatch.setattr(CollateralFolder, "read", counted)
+    verify = channel.verifier(rules, {}, read_collateral(tmp_path), lambda: NOW)
+    assert "image" in verify(document, SPKI, NONCE).refused
+    assert reads == [tmp_path]

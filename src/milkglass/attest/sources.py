@@ -15,6 +15,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -233,22 +234,35 @@ class CollateralFolder(Mapping[str, bytes]):
     folder: Path
 
     def read(self) -> dict[str, bytes]:
-        """Returns all files. Raises AttestationError if one cannot be read, or is too large."""
+        """Returns all files but those whose names begin with a dot, and those that vanish meanwhile.
+
+        Raises:
+            AttestationError: a file cannot be read, or is too large.
+        """
+        found = dict[str, bytes]()
         try:
-            paths = [path for path in sorted(self.folder.iterdir()) if path.is_file()]
-            if large := next((path for path in paths if path.stat().st_size > MAX_COLLATERAL_FILE), None):
-                raise AttestationError(
-                    "size",
-                    f"{large} has {large.stat().st_size:,} bytes, at most {MAX_COLLATERAL_FILE:,} are read",
-                    "keep the makers' signed files alone there",
-                )
-            return {path.stem: path.read_bytes() for path in paths}
+            for path in sorted(self.folder.iterdir()):
+                if path.name.startswith(".") or not path.is_file():
+                    continue
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    found[path.stem] = file.read(MAX_COLLATERAL_FILE + 1)
+                    if len(found[path.stem]) > MAX_COLLATERAL_FILE:
+                        raise AttestationError(
+                            "size",
+                            f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
+                            "keep the makers' signed files alone there",
+                        )
         except OSError as error:
             raise AttestationError(
                 "collateral",
                 f"the collateral in {self.folder} cannot be read ({type(error).__name__})",
                 "`milkglass attest fetch` writes it",
             ) from None
+        return found
+
+    def __bool__(self) -> bool:
+        """Returns True, also for a folder that is empty now: to ask does not read it."""
+        return True
 
     def __getitem__(self, name: str) -> bytes:
         return self.read()[name]
