@@ -19,7 +19,7 @@ from milkglass.attest.claims import Claim, VerifiedGpu, VerifiedMachine
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.fetch import fetch
 from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
-from milkglass.attest.sources import read_collateral, with_collateral
+from milkglass.attest.sources import CollateralFolder, read_collateral, with_collateral
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
 from tests.attest import intel_forger as forger
@@ -27,7 +27,7 @@ from tests.attest import samples
 from tests.attest.authority import UNKNOWN, Authority
 from tests.attest.intel_forger import Collateral, Quote
 from tests.attest.makers import Amd, Makers, Nvidia, rim_answer
-from tests.attest.samples import GPUS, TODAY, content, day
+from tests.attest.samples import GPUS, SAMPLES, TODAY, content, day
 
 NOW = forger.NOW
 SPKI, NONCE = bytes(range(32)), bytes(range(32, 64))
@@ -88,6 +88,27 @@ def test_amds_one_list_decides_about_the_authority_and_the_verdict_says_that_the
         indirect_crl=False, only_contains_attribute_certs=False,
     ))  # fmt: skip
     assert weaknesses(sev_snp.verify(amd.report(), {**amd.files, "crl": some}, TODAY).claims) == {"no-revocation"}
+
+
+@pytest.mark.parametrize("name", ["key", "chain"])
+def test_a_stale_or_damaged_certificate_of_the_hosts_cache_does_not_hide_the_clients(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, amd = Amd.make(), Amd.make().trusted(monkeypatch)
+    for stale in (old.files[name], b"damaged", SAMPLES["Milan"].evidence.collateral[name]):
+        bare = {**amd.files, name: stale}
+        with pytest.raises(AttestationError):
+            sev_snp.verify(amd.report(), bare, TODAY)
+        for collateral in in_both_ways(bare, amd.files):
+            assert sev_snp.verify(amd.report(), collateral, TODAY).product == "Genoa"
+    revoked = amd.authority.revoked(0, [amd.authority.chain[1].serial_number], TODAY)
+    many = {**old.files, "key+1": amd.files["key"], "chain+1": amd.files["chain"]}
+    assert sev_snp.verify(amd.report(), many, TODAY)
+    assert reason(lambda: sev_snp.verify(amd.report(), {**many, "crl": revoked}, TODAY)) == "revoked", "no other helps"
+    none_fits = {**amd.files, name: old.files[name], f"{name}+1": b"damaged"}
+    assert reason(lambda: sev_snp.verify(amd.report(), none_fits, TODAY)) == "chain"
+    too_many = {**amd.files, **{f"{name}+{number}": b"%d" % number for number in range(16)}}
+    assert reason(lambda: sev_snp.verify(amd.report(), too_many, TODAY)) == "size"
 
 
 def test_a_report_that_no_guest_asked_for_is_refused_and_versions_at_the_start_count(
@@ -160,6 +181,23 @@ def test_answers_for_another_platform_and_what_cannot_be_read_do_not_count() -> 
                 files = {name: _with_identity_of(one, good) for name, one in files.items()}
             assert verified(files).status == "UpToDate"
     assert reason(lambda: verified({"intel": b"{}", "intel-2": b"["})) == "quote"
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1e999", "-1e999", "NaN", "1e400", "17.5", "1e30", "9" * 30, "9" * 5_000, "-1", "true", '"99"', "[]", "{}"],
+)
+def test_a_number_that_is_none_of_intels_levels_does_not_count(number: str) -> None:
+    good = OLD.files()["intel"]
+    bent = json.loads(good)
+    for part in ("tcb_info", "qe_identity"):
+        bent[part] = re.sub(r'("tcbEvaluationDataNumber": ?)\d+', lambda found: found[1] + number, bent[part])
+        assert bent[part] != json.loads(good)[part]
+    noise = json.dumps(bent).encode()
+    for files in ({"intel": good, "intel+1": noise}, {"intel": noise, "intel+1": good}):
+        assert verified(files).status == "UpToDate"
+    for files in ({"intel": noise}, {"intel": noise, "intel+1": noise}):
+        assert reason(lambda one=files: verified(one)) == "quote"
 
 
 def _with_identity_of(document: bytes, good: bytes) -> bytes:
@@ -373,3 +411,47 @@ def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="no folder"):
         read_collateral(tmp_path)
     assert read_collateral(None) == {}
+
+
+def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("key.der", "chain.pem", ".crl.der.new", ".DS_Store"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / ".large").write_bytes(bytes((4 << 20) + 1))
+    found = read_collateral(tmp_path)
+    assert isinstance(found, CollateralFolder) and found.read() == {"key": b"key.der", "chain": b"chain.pem"}
+    is_file = Path.is_file
+    for vanishing_before in (True, False):
+        (tmp_path / "crl.der").write_bytes(b"crl")
+
+        def vanish(self: Path, before: bool = vanishing_before) -> bool:
+            if self.name == "crl.der" and before:
+                self.unlink()
+            answer = is_file(self)
+            if self.name == "crl.der" and not before:
+                self.unlink()
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_file", vanish)
+            assert set(found.read()) == {"key", "chain"}
+        assert not (tmp_path / "crl.der").exists()
+
+
+def test_a_use_reads_the_folder_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(evidence.intel, "verify", partial(intel.verify, root=forger.intel().root_der))
+    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.digest([]), b""))).bytes()
+    document = HardwareEvidence("sgx", quote, {}, "milkglass", SPKI, NONCE).document()
+    (tmp_path / "intel.json").write_bytes(Collateral().content())
+    rules = parse(b'version = 1\nserver = "https://x"\n[sgx]\n', "p", Policy)
+    reads, read = list[Path](), CollateralFolder.read
+
+    def counted(self: CollateralFolder) -> dict[str, bytes]:
+        reads.append(self.folder)
+        return read(self)
+
+    monkeypatch.setattr(CollateralFolder, "read", counted)
+    verify = channel.verifier(rules, {}, read_collateral(tmp_path), lambda: NOW)
+    assert "image" in verify(document, SPKI, NONCE).refused
+    assert reads == [tmp_path]

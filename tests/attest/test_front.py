@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,14 @@ from milkglass.attest import front as front_module
 from milkglass.attest.chains import certificates
 from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.front import EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE, EvidenceBudget, Front
+from milkglass.attest.front import (
+    EVIDENCE_PER_ADDRESS,
+    EVIDENCE_PER_MINUTE,
+    EVIDENCE_PER_SITE,
+    EVIDENCE_WITH_FIRST,
+    EvidenceBudget,
+    Front,
+)
 from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, filler, slots
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
@@ -136,6 +143,9 @@ def test_amds_table_of_certificates_is_read_and_a_malformed_one_gives_nothing() 
     assert certificate_table(table({VLEK: b"VLEK"}))["key"] == b"VLEK"
     for bad in (b"", b"x" * 23, whole[:96], whole[:30], b"\xff" * 100):
         assert "chain" not in certificate_table(bad)
+    both = certificate_table(table({VLEK: b"VLEK", VCEK: b"VCEK"}))
+    assert both == {"key": b"VCEK", "key+1": b"VLEK"}, "the report says which of them signed"
+    assert certificate_table(table({VCEK: b"VCEK", ASK: b"", ARK: b"ARK", CRL: b""})) == {"key": b"VCEK"}
     mixed = [guid[3::-1] + guid[5:3:-1] + guid[7:5:-1] + guid[8:] for guid in (VCEK, ASK, ARK, CRL)]
     assert certificate_table(table(dict.fromkeys(mixed, b"x"))) == {}, "Windows' order of bytes is not AMD's"
 
@@ -324,6 +334,7 @@ def test_all_addresses_together_have_a_limit_and_it_ends_after_a_minute() -> Non
     budget = EvidenceBudget(lambda: now[0])
     for number in range(EVIDENCE_PER_MINUTE):
         budget.take(f"10.0.{number // EVIDENCE_PER_ADDRESS}.1")
+    budget.take("10.9.9.9")  # its first
     for address in ("10.9.9.9", "10.0.0.1"):
         with pytest.raises(Busy):
             budget.take(address)
@@ -335,6 +346,28 @@ def test_all_addresses_together_have_a_limit_and_it_ends_after_a_minute() -> Non
         budget.take("10.0.0.1")
     with pytest.raises(Busy):
         budget.take("10.0.0.1")
+
+
+def test_few_sites_that_use_up_the_total_lock_out_nobody_who_had_none() -> None:
+    budget = EvidenceBudget(lambda: 0.0)
+
+    def taken(addresses: list[str]) -> int:
+        """How many of these get a piece."""
+        count = 0
+        for address in addresses:
+            with suppress(Busy):
+                budget.take(address)
+                count += 1
+        return count
+
+    one_site = [f"2001:db8:7:{subnet:x}::1" for subnet in range(100) for _ in range(EVIDENCE_PER_ADDRESS)]
+    assert taken(one_site) == EVIDENCE_PER_SITE, "whoever has a /48 has 65,536 times a /64"
+    others = [f"2001:db8:{site:x}::1" for site in range(8, 14) for _ in range(EVIDENCE_PER_ADDRESS)]
+    assert taken(others) == EVIDENCE_PER_MINUTE - EVIDENCE_PER_SITE
+    assert taken(others) == 0, "the total is used up"
+    assert taken(["192.0.2.7", "2001:db8:ffff::1", "192.0.2.7", "2001:db8:ffff:2::1"]) == 2, "each its first"
+    many = [f"10.{number >> 8}.{number & 255}.1" for number in range(2_000)]
+    assert taken(many) == EVIDENCE_WITH_FIRST - EVIDENCE_PER_MINUTE - 2, "first pieces have a limit, too"
 
 
 def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: Path) -> None:
@@ -729,3 +762,5 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     ders = [sample.evidence.collateral["key"], *(one.public_bytes(Encoding.DER) for one in chain)]
     collateral = certificate_table(table(dict(zip((VCEK, ASK, ARK), ders, strict=True))))
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"
+    empty = certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
+    assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"

@@ -11,6 +11,7 @@ from milkglass.attest import policy as policies
 from milkglass.attest.claims import Verdict, VerifiedGpu, VerifiedMachine, proven, weak
 from milkglass.attest.evidence import verify
 from milkglass.attest.policy import WEAKNESSES, Policy, judge, parse
+from milkglass.cli.attest import judge_evidence
 from milkglass.errors import AttestationError, UsageError
 from tests.attest.samples import GPUS, SAMPLES
 
@@ -247,3 +248,32 @@ def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
     assert found.to_json()["attested"] is False
     words = "\n".join(found.lines())
     assert "sees: everything" in words and "the policy takes software" in words and "the policy holds\n" not in words
+
+
+@pytest.mark.parametrize("name", ["Milan", "Milan, debug"])
+def test_of_a_processor_whose_reports_can_be_forged_the_hardware_proves_no_claim(name: str, tmp_path: Path) -> None:
+    machine, gpus, bound = verify(SAMPLES[name].evidence, SAMPLES[name].time)
+    accepting = GENOA.replace('["Genoa"]', '["Milan"]') + 'milan = "known"\ndebug = "known"\nno-alias-check = "known"\n'
+    image = policy(accepting.replace("LAUNCH", machine.image["launch"]), machine)
+    for found in (
+        judge(image, machine, gpus, [*bound, proven("fresh", "it answered our nonce")]),
+        judge_evidence(SAMPLES[name].evidence, None, None, SAMPLES[name].time),
+    ):
+        assert any("no line of it is proven" in claim.text for claim in found.claims)
+        assert [str(claim) for claim in found.claims if claim.source == "hardware proves"] == []
+        assert {"machine", "debug"} <= {claim.name for claim in found.claims if claim.source == "operator states"}
+    assert any(claim.source == "hardware proves" for claim in verdict("Genoa", GENOA).claims)
+
+
+def test_of_gpus_beside_software_the_hardware_proves_no_claim() -> None:
+    gpu = GPUS["Hopper on hold"].verified()
+    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven("x", "y"),))
+    text = (
+        HEAD
+        + 'kinds = ["software"]\n[nvidia]\ncount = 1\narchitectures = ["HOPPER"]\nrim = "off"\nrevocation = "off"\n'
+    )
+    found = judge(parse((text + '[accept]\nrelayable-gpu = "known"\n').encode(), "p", Policy), machine, [gpu])
+    assert found.holds and not found.attested
+    assert any("an NVIDIA HOPPER GPU" in line for line in found.lines())
+    assert "hardware proves" not in "\n".join(found.lines()) + str(found.to_json()["claims"])
+    assert found.to_json()["ear.status"] != "affirming"

@@ -8,13 +8,14 @@ evidence is refused; with it the claim stays in every verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 State = Literal["affirming", "warning", "contraindicated", "none"]
 Source = Literal["hardware proves", "vendor states", "operator states", "not checked"]
 Kind = Literal["sev-snp", "tdx", "sgx", "software"]
 
+FORGEABLE = "milan"  # the weakness of a processor whose reports anyone can make
 HOLDS, REFUSED = "the policy holds", "REFUSED"
 HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
 ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
@@ -61,6 +62,13 @@ def weak(name: str, text: str, weakness: str, source: Source = "hardware proves"
 
 def unchecked(name: str, text: str) -> Claim:
     return Claim(name, "none", "not checked", text)
+
+
+def _unproven(claim: Claim) -> Claim:
+    """Returns the claim as the word of whoever runs the machine, if it says that the hardware proves it."""
+    if claim.source != "hardware proves":
+        return claim
+    return replace(claim, source="operator states", state="none" if claim.state == "affirming" else claim.state)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,9 @@ class VerifiedGpu:
 class Verdict:
     """What a policy says of evidence.
 
+    Where software answered, or a processor whose reports can be forged, the hardware proves no claim: neither the
+    machine's, nor those of a GPU, which only the machine's measured software binds to what runs.
+
     Attributes:
         claims: in the order in which they are shown.
         refused: why the policy does not hold, each by its name and in words; empty if it holds.
@@ -129,6 +140,10 @@ class Verdict:
     refused: Mapping[str, str] = field(default_factory=dict)
     accepted: Mapping[str, str] = field(default_factory=dict)
     attested: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.attested or any(claim.weakness == FORGEABLE for claim in self.claims):
+            object.__setattr__(self, "claims", tuple(map(_unproven, self.claims)))
 
     @property
     def holds(self) -> bool:

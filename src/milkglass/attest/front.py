@@ -2,7 +2,7 @@
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
 handed on. Processors are slow to sign and limit it themselves, so evidence is made for each address so many times a
-minute, and for all of them so many times.
+minute, and for all of them so many times. An address that had none in that minute still gets its first one then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from milkglass.errors import Busy, Unreachable, UsageError
 from milkglass.server.http.guard import BodyRule, Guard
 from milkglass.server.settings import Limits
 
-EVIDENCE_PER_ADDRESS, EVIDENCE_PER_MINUTE = 30, 240  # pieces of evidence a minute, for one address and for all
+# Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
+EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
+EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 MAX_CONNECTIONS = 1024  # to the engine at a time
@@ -141,40 +143,42 @@ class Front:
 
 
 class EvidenceBudget:
-    """Counts the evidence of the last minute, so that one address cannot use up what all have."""
+    """Counts the evidence of the last minute, so that a few addresses cannot use up what all have."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._made = deque[tuple[float, str]]()
+        self._made = deque[tuple[float, tuple[str, ...]]]()  # at most EVIDENCE_WITH_FIRST
         self._made_for = Counter[str]()
 
     def take(self, address: str) -> None:
         """Counts one more for a client's address. Raises Busy if it, or all together, had enough."""
-        now, group = self._clock(), _group(address)
+        now, groups = self._clock(), _groups(address)
         while self._made and now - self._made[0][0] >= 60:
-            _, old = self._made.popleft()
-            self._made_for[old] -= 1
-            if not self._made_for[old]:
-                del self._made_for[old]
-        if self._made_for[group] >= EVIDENCE_PER_ADDRESS:
-            raise Busy(
-                f"more than {EVIDENCE_PER_ADDRESS} pieces of evidence a minute for one address", "try again in a minute"
-            )
-        if len(self._made) >= EVIDENCE_PER_MINUTE:
-            raise Busy(f"more than {EVIDENCE_PER_MINUTE} pieces of evidence a minute", "try again in a minute")
-        self._made.append((now, group))
-        self._made_for[group] += 1
+            for old in self._made.popleft()[1]:
+                self._made_for[old] -= 1
+                if not self._made_for[old]:
+                    del self._made_for[old]
+        for group, most in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
+            if self._made_for[group] >= most:
+                raise Busy(f"more than {most} pieces of evidence a minute for one address", "try again in a minute")
+        most = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
+        if len(self._made) >= most:
+            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute")
+        self._made.append((now, groups))
+        self._made_for.update(groups)
 
 
-def _group(address: str) -> str:
-    """Returns what counts as one client: an address of IPv4, or the 64 bits of IPv6 that a host is given."""
+def _groups(address: str) -> tuple[str, ...]:
+    """Returns what counts as one client: an address of IPv4, or of IPv6 the /64 of a host and the /48 of a site."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address
+        return (address,)
     if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed, 64), strict=False))
+        return (str(parsed),)
+    if parsed.ipv4_mapped:
+        return (str(parsed.ipv4_mapped),)
+    return tuple(str(ipaddress.ip_network((parsed, bits), strict=False)) for bits in (64, 48))
 
 
 def _body_rule(scope: Scope) -> BodyRule:

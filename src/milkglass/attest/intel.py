@@ -21,6 +21,7 @@ from milkglass.errors import AttestationError
 from milkglass.extras import missing
 
 MAX_QUOTE, MAX_COLLATERAL = 64 << 10, 1 << 20
+MAX_NUMBER = 2**32 - 1  # of Intel's levels
 ROOT = "a0af031289f5d5d4132f9186068a7fc13628633ba235777472e29b6b6c67a49e"  # SHA-256 of the public key of Intel's root
 UP_TO_DATE = "UpToDate"
 # Intel's answers, each with what is signed and certified with it
@@ -126,9 +127,11 @@ def _age(quote: Any, part: str, document: Mapping[str, Any]) -> tuple[int, datet
             return None
         if part == "tcb_info" and answer["fmspc"].upper() != quote.fmspc().upper():
             return None
-        issued = datetime.fromisoformat(answer["issueDate"])
-        return int(answer["tcbEvaluationDataNumber"]), issued if issued.tzinfo else issued.replace(tzinfo=UTC)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, AttestationError):
+        issued, number = datetime.fromisoformat(answer["issueDate"]), answer["tcbEvaluationDataNumber"]
+        if type(number) is not int or not 0 <= number <= MAX_NUMBER:
+            return None
+        return number, issued if issued.tzinfo else issued.replace(tzinfo=UTC)
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, AttestationError):
         return None
 
 

@@ -10,6 +10,7 @@ those for which the key's certificate was made; a VCEK's certificate also names 
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Self
 from cryptography import x509
 
 from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown
-from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
+from milkglass.attest.claims import FORGEABLE, Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
 REPORT_BYTES, SIGNED_BYTES, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
@@ -42,6 +43,7 @@ LAYOUT_TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
 NO_AGENT = (bytes(32), b"\xff" * 32)  # how a guest without a migration agent is written
 VCEK, VLEK = 0, 1  # of the signing key's number
 MAX_VMPL = 3  # of a guest; a report that the host asked for has 0xffffffff
+MAX_GIVEN = {"key": 16, "chain": 8}  # files, each pair of which costs time
 AUTHORITY = 1  # in a chain: the first certificate that AMD's revocation lists are about
 
 
@@ -103,8 +105,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     """Verifies a report.
 
     Args:
-        collateral: "key": the VCEK's or VLEK's certificate; "chain": its authority and AMD's root, in any order;
-            "crl" and more names that begin with it: revocation lists.
+        collateral: "key": the VCEK's or VLEK's certificate; "chain": its authority and AMD's root, in any order. Of
+            more names that begin with these, the first that fit the report count; of "crl...", all revocation lists.
         now: the time.
 
     Raises:
@@ -113,25 +115,56 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     report = Report.parse(raw)
     if report.signing_key not in (VCEK, VLEK):
         raise AttestationError("signature", f"the report is signed by key {report.signing_key}, neither VCEK nor VLEK")
-    for name in ("key", "chain"):
-        if name not in collateral:
-            raise AttestationError(
-                "collateral", f"the processor's {name} is missing", "`milkglass attest fetch` gets it from AMD"
-            )
-    leaf = certificates(collateral["key"], "the processor's key")[0]
-    chain, product = _chain(leaf, certificates(collateral["chain"], "the processor's chain"))
-    require_chain(chain, ROOTS[product], now, f"the {product} processor")
-    r, s = (int.from_bytes(raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
-    require_signed(leaf.public_key(), r, s, raw[:SIGNED_BYTES], "the report")
+    chain, product, tcb = _signers(report, collateral, now)
     lists = [value for name, value in collateral.items() if name.startswith("crl")]
     current = require_not_revoked(chain, lists, now, "the processor", AUTHORITY)
-    tcb = versions(report.reported, product)
-    _require_key_of(report, leaf, tcb, product)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
         report.chip_id.hex() if any(report.chip_id) else "", tcb, "", tuple(_claims(report, product, tcb, current)),
         versions(report.launch, product),
     )  # fmt: skip
+
+
+def _signers(
+    report: Report, collateral: Mapping[str, bytes], now: datetime
+) -> tuple[list[x509.Certificate], str, dict[str, int]]:
+    """Returns the chain that signed a report, its product and its versions.
+
+    A host's cache may hand over an old key beside the right one of the client.
+
+    Raises:
+        AttestationError: no key and chain fit; with the fault of the first.
+    """
+    given = dict[str, list[bytes]]()
+    for name, most in MAX_GIVEN.items():
+        given[name] = list(dict.fromkeys(file for other, file in collateral.items() if other.startswith(name)))
+        if not given[name]:
+            raise AttestationError(
+                "collateral", f"the processor's {name} is missing", "`milkglass attest fetch` gets it from AMD"
+            )
+        if len(given[name]) > most:
+            raise AttestationError("size", f"{len(given[name])} files {name}..., at most {most} are read")
+    faults = list[AttestationError]()
+    for key, authorities in itertools.product(given["key"], given["chain"]):
+        try:
+            return _signers_of(report, key, authorities, now)
+        except AttestationError as error:
+            faults.append(error)
+    raise faults[0]
+
+
+def _signers_of(
+    report: Report, key: bytes, authorities: bytes, now: datetime
+) -> tuple[list[x509.Certificate], str, dict[str, int]]:
+    """Verifies a report with one key and one chain. Raises AttestationError with the first fault."""
+    leaf = certificates(key, "the processor's key")[0]
+    chain, product = _chain(leaf, certificates(authorities, "the processor's chain"))
+    require_chain(chain, ROOTS[product], now, f"the {product} processor")
+    r, s = (int.from_bytes(report.raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
+    require_signed(leaf.public_key(), r, s, report.raw[:SIGNED_BYTES], "the report")
+    tcb = versions(report.reported, product)
+    _require_key_of(report, leaf, tcb, product)
+    return chain, product, tcb
 
 
 def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
@@ -178,7 +211,7 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool)
     claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
         text = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
-        claims.append(weak("processor", text, "milan", "not checked", bad=True))
+        claims.append(weak("processor", text, FORGEABLE, "not checked", bad=True))
     if report.signing_key == VLEK:
         claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):

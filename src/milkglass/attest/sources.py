@@ -15,6 +15,7 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,18 +101,28 @@ class Tsm:
 
 
 def certificate_table(raw: bytes) -> dict[str, bytes]:
-    """Returns the certificates in AMD's table as collateral, without those that reach beyond the table."""
-    certificates = dict[str, bytes]()
+    """Returns the certificates in AMD's table as collateral. Empty ones and those that reach beyond it are left out."""
+    entries = dict[uuid.UUID, bytes]()
     for at in range(0, len(raw) - 23, 24):
         name = uuid.UUID(bytes=raw[at : at + 16])
         start, length = struct.unpack_from("<II", raw, at + 16)
         if not name.int:
             break
-        if name in CERTIFICATE_NAMES and start + length <= len(raw):
-            certificates[CERTIFICATE_NAMES[name]] = raw[start : start + length]
+        if length and start + length <= len(raw):
+            entries[name] = raw[start : start + length]
+    certificates = dict[str, bytes]()
+    for number, name in CERTIFICATE_NAMES.items():
+        if number in entries:
+            certificates[_free_name(name, certificates)] = entries[number]
     if {"ask", "ark"} <= certificates.keys():
         certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
     return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
+
+
+def _free_name(name: str, taken: Mapping[str, bytes]) -> str:
+    """Returns a name that begins with this one and is not taken."""
+    names = itertools.chain([name], (f"{name}+{number}" for number in itertools.count(1)))
+    return next(free for free in names if free not in taken)
 
 
 def _pem(der: bytes) -> bytes:
@@ -197,8 +208,8 @@ class EvidenceSource:
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
     """Returns evidence with the makers' signed files added.
 
-    It does not matter who hands these over: files of one name stand side by side. All revocation lists count, and the
-    newest of Intel's answers; the evidence's own certificates are the first.
+    It does not matter who hands these over: files of one name stand side by side. All revocation lists count, the
+    newest of Intel's answers, and of AMD's keys and chains those that fit the report.
     """
     files = files.read() if isinstance(files, CollateralFolder) else files
     manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
@@ -206,8 +217,7 @@ def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> H
     collateral = dict(evidence.collateral)
     for name, file in files.items():
         if not name.startswith((REFERENCE, GPU_REVOCATION)) and collateral.get(name) != file:
-            names = itertools.chain([name], (f"{name}+{number}" for number in itertools.count(1)))
-            collateral[next(free for free in names if free not in collateral)] = file
+            collateral[_free_name(name, collateral)] = file
     return replace(
         evidence, collateral=collateral, references=tuple(dict.fromkeys((*evidence.references, *manifests))),
         gpu_revocation=tuple(dict.fromkeys((*evidence.gpu_revocation, *revocations))),
@@ -224,22 +234,35 @@ class CollateralFolder(Mapping[str, bytes]):
     folder: Path
 
     def read(self) -> dict[str, bytes]:
-        """Returns all files. Raises AttestationError if one cannot be read, or is too large."""
+        """Returns all files but those whose names begin with a dot, and those that vanish meanwhile.
+
+        Raises:
+            AttestationError: a file cannot be read, or is too large.
+        """
+        found = dict[str, bytes]()
         try:
-            paths = [path for path in sorted(self.folder.iterdir()) if path.is_file()]
-            if large := next((path for path in paths if path.stat().st_size > MAX_COLLATERAL_FILE), None):
-                raise AttestationError(
-                    "size",
-                    f"{large} has {large.stat().st_size:,} bytes, at most {MAX_COLLATERAL_FILE:,} are read",
-                    "keep the makers' signed files alone there",
-                )
-            return {path.stem: path.read_bytes() for path in paths}
+            for path in sorted(self.folder.iterdir()):
+                if path.name.startswith(".") or not path.is_file():
+                    continue
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    found[path.stem] = file.read(MAX_COLLATERAL_FILE + 1)
+                    if len(found[path.stem]) > MAX_COLLATERAL_FILE:
+                        raise AttestationError(
+                            "size",
+                            f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
+                            "keep the makers' signed files alone there",
+                        )
         except OSError as error:
             raise AttestationError(
                 "collateral",
                 f"the collateral in {self.folder} cannot be read ({type(error).__name__})",
                 "`milkglass attest fetch` writes it",
             ) from None
+        return found
+
+    def __bool__(self) -> bool:
+        """Returns True, also for a folder that is empty now: to ask does not read it."""
+        return True
 
     def __getitem__(self, name: str) -> bytes:
         return self.read()[name]
