@@ -111,9 +111,9 @@ def certificate_table(raw: bytes) -> dict[str, bytes]:
         if length and start + length <= len(raw):
             entries[name] = raw[start : start + length]
     certificates = dict[str, bytes]()
-    for number, name in CERTIFICATE_NAMES.items():
-        if number in entries:
-            certificates[_free_name(name, certificates)] = entries[number]
+    for identity, part in CERTIFICATE_NAMES.items():
+        if identity in entries:
+            certificates[_free_name(part, certificates)] = entries[identity]
     if {"ask", "ark"} <= certificates.keys():
         certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
     return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
