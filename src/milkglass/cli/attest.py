@@ -124,7 +124,7 @@ def refusal(error: AttestationError) -> Verdict:
 
 
 def judge_evidence(
-    hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime, nonce: bytes | None
+    hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime, nonce: bytes | None = None
 ) -> Verdict:
     """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted.
 
