@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from milkglass.attest import chains, channel, evidence, intel, nvidia, rim, sev_snp
+from milkglass.attest import chains, channel, evidence, intel, nvidia, rim, sev_snp, sources
 from milkglass.attest.claims import Claim, VerifiedGpu, VerifiedMachine
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.fetch import fetch
 from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
-from milkglass.attest.sources import CollateralFolder, read_collateral, with_collateral
+from milkglass.attest.sources import collateral_reader, read_collateral, with_collateral
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
 from tests.attest import intel_forger as forger
@@ -397,7 +397,7 @@ def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.Monke
     rules = parse(f'version = 1\nserver = "https://x"\n[sgx]\n{text}'.encode(), "p", Policy)
     clock = [NOW]
     (tmp_path / "intel.json").write_bytes(Collateral().content())
-    verify = channel.verifier(rules, {}, read_collateral(tmp_path), lambda: clock[0])
+    verify = channel.verifier(rules, {}, collateral_reader(tmp_path), lambda: clock[0])
     assert verify(document, SPKI, NONCE).holds
     clock[0] = NOW + timedelta(days=40)
     assert reason(lambda: verify(document, SPKI, NONCE)) == "expired"
@@ -409,8 +409,8 @@ def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.Monke
     tmp_path.rmdir()
     assert reason(lambda: verify(document, SPKI, NONCE)) == "collateral"
     with pytest.raises(UsageError, match="no folder"):
-        read_collateral(tmp_path)
-    assert read_collateral(None) == {}
+        collateral_reader(tmp_path)
+    assert collateral_reader(None)() == {}
 
 
 def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
@@ -419,8 +419,8 @@ def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
     for name in ("key.der", "chain.pem", ".crl.der.new", ".DS_Store"):
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / ".large").write_bytes(bytes((4 << 20) + 1))
-    found = read_collateral(tmp_path)
-    assert isinstance(found, CollateralFolder) and found.read() == {"key": b"key.der", "chain": b"chain.pem"}
+    read = collateral_reader(tmp_path)
+    assert read() == {"key": b"key.der", "chain": b"chain.pem"}
     is_file = Path.is_file
     for vanishing_before in (True, False):
         (tmp_path / "crl.der").write_bytes(b"crl")
@@ -435,7 +435,7 @@ def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "is_file", vanish)
-            assert set(found.read()) == {"key", "chain"}
+            assert set(read()) == {"key", "chain"}
         assert not (tmp_path / "crl.der").exists()
 
 
@@ -445,13 +445,13 @@ def test_a_use_reads_the_folder_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     document = HardwareEvidence("sgx", quote, {}, "milkglass", SPKI, NONCE).document()
     (tmp_path / "intel.json").write_bytes(Collateral().content())
     rules = parse(b'version = 1\nserver = "https://x"\n[sgx]\n', "p", Policy)
-    reads, read = list[Path](), CollateralFolder.read
+    reads = list[Path]()
 
-    def counted(self: CollateralFolder) -> dict[str, bytes]:
-        reads.append(self.folder)
-        return read(self)
+    def counted(folder: Path) -> dict[str, bytes]:
+        reads.append(folder)
+        return read_collateral(folder)
 
-    monkeypatch.setattr(CollateralFolder, "read", counted)
-    verify = channel.verifier(rules, {}, read_collateral(tmp_path), lambda: NOW)
+    monkeypatch.setattr(sources, "read_collateral", counted)
+    verify = channel.verifier(rules, {}, collateral_reader(tmp_path), lambda: NOW)
     assert "image" in verify(document, SPKI, NONCE).refused
     assert reads == [tmp_path]

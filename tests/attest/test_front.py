@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -606,17 +607,17 @@ WITH_TOKEN = {"Authorization": f"Bearer {RELEASE_TOKEN}"}
 def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: Path) -> None:
     vault, other = Vault.new(tmp_path / "a", SENDER), Vault.new(tmp_path / "b", SENDER)
     sealed = seal(b"a key", vault.public_key, "my.mgkey")
-    assert vault.open(sealed, "my.mgkey").read_bytes() == b"a key"
+    assert vault.open(BytesIO(sealed), "my.mgkey").read_bytes() == b"a key"
     assert len(seal(b"", vault.public_key, "x")) == sealing.SEALED_EXTRA
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0 and (tmp_path / "a" / "my.mgkey").stat().st_mode & 0o077 == 0
     (tmp_path / "a" / "my.mgkey").unlink()
     for where, what, name in ((other, sealed, "my.mgkey"), (vault, sealed, "other"), (vault, sealed[:-1], "my.mgkey"),
                               (vault, b"", "my.mgkey")):  # fmt: skip
         with pytest.raises(AttestationError):
-            where.open(what, name)
+            where.open(BytesIO(what), name)
     for name in ("../x", "", "a/b", ".hidden", "x" * 101, "a b"):
         with pytest.raises(UsageError):
-            vault.open(sealed, name)
+            vault.open(BytesIO(sealed), name)
     for public in (b"", b"\xff" * 1_216):
         with pytest.raises(AttestationError):
             seal(b"x", public, "x")
@@ -630,16 +631,16 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
 
 def test_no_file_is_replaced_whoever_put_it_there(tmp_path: Path) -> None:
     vault = Vault.new(tmp_path / "got", SENDER)
-    vault.open(seal(b"the owner's", vault.public_key, "my.mgkey"), "my.mgkey")
+    vault.open(BytesIO(seal(b"the owner's", vault.public_key, "my.mgkey")), "my.mgkey")
     (tmp_path / "got" / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("my.mgkey", "link"):
         with pytest.raises(Conflict, match=name):
-            vault.open(seal(b"a stranger's", vault.public_key, name), name)
+            vault.open(BytesIO(seal(b"a stranger's", vault.public_key, name)), name)
     assert (tmp_path / "got" / "my.mgkey").read_bytes() == b"the owner's" and not (tmp_path / "elsewhere").exists()
     for number in range(sealing.MAX_FILES - 2):
         (tmp_path / "got" / f"f{number}").touch()
     with pytest.raises(Conflict, match=str(sealing.MAX_FILES)):
-        vault.open(seal(b"x", vault.public_key, "one-more"), "one-more")
+        vault.open(BytesIO(seal(b"x", vault.public_key, "one-more")), "one-more")
 
 
 def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -33,7 +32,7 @@ from milkglass.attest.connections import SeparateConnections
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.providers import PROVIDERS, read_evidence
-from milkglass.attest.sources import with_collateral
+from milkglass.attest.sources import Collateral, with_collateral
 from milkglass.errors import AttestationError, Unreachable
 
 RELEASE_PATH = "/milkglass/release"
@@ -150,7 +149,6 @@ class AttestedChannel:
             transport=SeparateConnections(MAX_CONNECTIONS, self.context),
         )  # fmt: skip
         del client.headers["User-Agent"]
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # one request's are none of the next's
         return client
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
@@ -160,25 +158,36 @@ class AttestedChannel:
             AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
             Unreachable: there is no answer.
         """
-        for _ in range(MAX_ATTEMPTS):
+        admissions = 0
+        while True:
             request = self._client.build_request(
                 method, path, headers={**headers, "Content-Length": str(len(body))}, content=_pieces(body)
             )
             try:
                 return await self._client.send(request, stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
-                if not await self.admitted(error):
+                if not await self.admitted(error, admissions):
                     raise unreachable(self.policy.server, error) from error
-        raise AttestationError(
-            "rotation", f"{self.policy.server} showed another key each of {MAX_ATTEMPTS} times", "try again"
-        )
+                admissions += 1
 
-    async def admitted(self, error: Exception) -> bool:
-        """Returns whether an error was a key without a lease, which has one now. Raises AttestationError."""
+    async def admitted(self, error: Exception, earlier: int) -> bool:
+        """Returns whether an error was a key without a lease, which has one now.
+
+        Args:
+            earlier: keys that were admitted under this request before.
+
+        Raises:
+            AttestationError: the policy does not allow the key, or the server shows one new key after another.
+        """
         no_lease = _cause(error, NoLease)
-        if no_lease is not None:
-            await self.admit(no_lease.spki)
-        return no_lease is not None
+        if no_lease is None:
+            return False
+        if earlier == MAX_ATTEMPTS:
+            raise AttestationError(
+                "rotation", f"{self.policy.server} showed a new key each of {MAX_ATTEMPTS} times", "try again"
+            )
+        await self.admit(no_lease.spki)
+        return True
 
     async def admit(self, spki: bytes) -> None:
         """Asks for evidence until this key gave it, and grants a lease to each key that did.
@@ -281,21 +290,21 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def verifier(
-    policy: Policy, pinned: Mapping[str, str], collateral: Mapping[str, bytes] | None = None,
+    policy: Policy, pinned: Mapping[str, str], collateral: Collateral = dict,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Verify:  # fmt: skip
     """Returns what judges documents of a server by a policy.
 
     Args:
         pinned: the lock file's machines.
-        collateral: the makers' signed files that the client has.
+        collateral: returns the makers' signed files that the client has.
     """
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         moment, host = now(), urlsplit(policy.server).hostname or ""
         accepts_unbound = "unbound" in policy.accept
         received = read_evidence(policy.evidence, document, spki, nonce, host, moment, accepts_unbound)
-        machine, gpus, bound = evidence.verify(with_collateral(received, collateral or {}), moment, spki, nonce)
+        machine, gpus, bound = evidence.verify(with_collateral(received, collateral()), moment, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 
     return verify

@@ -230,8 +230,11 @@ def _software(raw: bytes) -> VerifiedMachine:
 
 def time_of(text: str) -> datetime:
     """Returns a time such as "2025-06-25" or "2025-06-25T12:00:00Z". Raises AttestationError."""
+    hint = "write 2025-06-25 or 2025-06-25T12:00:00Z"
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise AttestationError("time", f"{text!r} is no time", "write 2025-06-25 or 2025-06-25T12:00:00Z") from None
+        raise AttestationError("time", f"{text!r} is no time", hint) from None
+    if not 1970 <= time.year < 9999:  # so that no clock overflows in any zone
+        raise AttestationError("time", f"{text!r} is not between 1970 and 9998", hint)
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -154,7 +154,7 @@ def _require_platform(quote: Any, answers: bytes, now: datetime, root: bytes | N
     chain = certificates(quote.cert_chain_pem_bytes() or b"", "the platform's chain")
     end = ROOT if root is None else spki_of(certificates(root, "the root")[0]).hex()
     require_chain(chain, end, now, "the platform")
-    lists = [bytes.fromhex(json.loads(answers)[name]) for name in ("pck_crl", "root_ca_crl")]
+    lists = [bytes.fromhex(json.loads(answers)[name]) for name in LISTS]
     require_not_revoked(chain, lists, now, "the platform")
 
 

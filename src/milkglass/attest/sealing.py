@@ -126,8 +126,8 @@ class Vault:
         finally:
             self._arriving.release()
 
-    def open(self, sealed: bytes | IO[bytes], name: str) -> Path:
-        """Opens a sealed file, or one that has arrived, and keeps it under its name.
+    def open(self, sealed: IO[bytes], name: str) -> Path:
+        """Opens a sealed file that has arrived, and keeps it under its name.
 
         Raises:
             UsageError: the name cannot be one.
@@ -136,11 +136,9 @@ class Vault:
         """
         with self._opening:
             target = self.require_free(name)
-            if not isinstance(sealed, bytes):
-                sealed.seek(0)
-                sealed = sealed.read()
+            sealed.seek(0)
             try:
-                content = SUITE.decrypt(sealed, self._key, HPKE_INFO + name.encode())
+                content = SUITE.decrypt(sealed.read(), self._key, HPKE_INFO + name.encode())
             except (InvalidTag, ValueError):
                 raise AttestationError("sealing", "the file was sealed to another job, or changed on its way") from None
             try:

@@ -14,9 +14,10 @@ import secrets
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +44,7 @@ REFERENCE, GPU_REVOCATION = "rim", "gpu-"
 MAX_COLLATERAL_FILE = 4 << 20
 
 
+Collateral = Callable[[], Mapping[str, bytes]]
 GpuEvidence = tuple[bytes, bytes, str]  # evidence, certificates and architecture of a GPU
 
 
@@ -186,13 +188,13 @@ class EvidenceSource:
         hardware: signs the report data.
         gpus: returns the evidence of each GPU for a nonce. None: the machine has none.
         sealing_key: the key to which files are sealed; empty if none are taken.
-        collateral: the makers' signed files, by name (`read_collateral`).
+        collateral: returns the makers' signed files, by name (`collateral_reader`).
     """
 
     hardware: Hardware
     gpus: Callable[[bytes], list[GpuEvidence]] | None = None
     sealing_key: bytes = b""
-    collateral: Mapping[str, bytes] = field(default_factory=dict)
+    collateral: Collateral = dict
 
     def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
@@ -202,7 +204,7 @@ class EvidenceSource:
         evidence = HardwareEvidence(
             kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing_key
         )
-        return with_collateral(evidence, self.collateral)
+        return with_collateral(evidence, self.collateral())
 
 
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
@@ -211,7 +213,6 @@ def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> H
     It does not matter who hands these over: files of one name stand side by side. All revocation lists count, the
     newest of Intel's answers, and of AMD's keys and chains those that fit the report.
     """
-    files = files.read() if isinstance(files, CollateralFolder) else files
     manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
     revocations = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
     collateral = dict(evidence.collateral)
@@ -224,58 +225,8 @@ def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> H
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CollateralFolder(Mapping[str, bytes]):
-    """The files of a collateral folder as they are now, by their names without ending.
-
-    They expire and are fetched again, so that each use reads them.
-    """
-
-    folder: Path
-
-    def read(self) -> dict[str, bytes]:
-        """Returns all files but those whose names begin with a dot, and those that vanish meanwhile.
-
-        Raises:
-            AttestationError: a file cannot be read, or is too large.
-        """
-        found = dict[str, bytes]()
-        try:
-            for path in sorted(self.folder.iterdir()):
-                if path.name.startswith(".") or not path.is_file():
-                    continue
-                with suppress(FileNotFoundError), path.open("rb") as file:
-                    found[path.stem] = file.read(MAX_COLLATERAL_FILE + 1)
-                    if len(found[path.stem]) > MAX_COLLATERAL_FILE:
-                        raise AttestationError(
-                            "size",
-                            f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
-                            "keep the makers' signed files alone there",
-                        )
-        except OSError as error:
-            raise AttestationError(
-                "collateral",
-                f"the collateral in {self.folder} cannot be read ({type(error).__name__})",
-                "`milkglass attest fetch` writes it",
-            ) from None
-        return found
-
-    def __bool__(self) -> bool:
-        """Returns True, also for a folder that is empty now: to ask does not read it."""
-        return True
-
-    def __getitem__(self, name: str) -> bytes:
-        return self.read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
-
-    def __len__(self) -> int:
-        return len(self.read())
-
-
-def read_collateral(folder: Path | None) -> Mapping[str, bytes]:
-    """Returns the files of a collateral folder, which are read again at each use.
+def collateral_reader(folder: Path | None) -> Collateral:
+    """Returns what reads the files of a collateral folder: they expire and are fetched again, so each use reads them.
 
     The names: `key` and `chain` (AMD's certificates), `crl...` (AMD's revocation lists), `intel...` (Intel's answers
     as JSON), `rim...` (NVIDIA's manifests), `gpu-...` (NVIDIA's revocation lists and answers of OCSP).
@@ -284,7 +235,37 @@ def read_collateral(folder: Path | None) -> Mapping[str, bytes]:
         UsageError: there is no such folder.
     """
     if folder is None:
-        return {}
+        return dict
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "`milkglass attest fetch` makes one")
-    return CollateralFolder(folder)
+    return partial(read_collateral, folder)
+
+
+def read_collateral(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a folder by their names without ending, as they are now.
+
+    Files whose names begin with a dot, and those that vanish meanwhile, are left out.
+
+    Raises:
+        AttestationError: a file cannot be read, or is too large.
+    """
+    files = dict[str, bytes]()
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith(".") or not path.is_file():
+                continue
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                files[path.stem] = file.read(MAX_COLLATERAL_FILE + 1)
+                if len(files[path.stem]) > MAX_COLLATERAL_FILE:
+                    raise AttestationError(
+                        "size",
+                        f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
+                        "keep the makers' signed files alone there",
+                    )
+    except OSError as error:
+        raise AttestationError(
+            "collateral",
+            f"the collateral in {folder} cannot be read ({type(error).__name__})",
+            "`milkglass attest fetch` writes it",
+        ) from None
+    return files

@@ -206,17 +206,17 @@ def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> Atte
     from milkglass.attest import policy as policies
     from milkglass.attest.channel import AttestedChannel, verifier
     from milkglass.attest.claims import Verdict
-    from milkglass.attest.sources import read_collateral
+    from milkglass.attest.sources import collateral_reader
 
-    rules, files = policies.read(path, policies.Policy), read_collateral(collateral)
+    rules, files = policies.read(path, policies.Policy), collateral_reader(collateral)
     pinned = policies.read_lock(path)
-    said = list[list[str]]()
+    last_lines = list[str]()
 
     def say_verdict(verdict: Verdict) -> None:
-        lines = verdict.lines()
-        if said[-1:] != [lines]:  # a verdict that does not change is said once
-            said[:] = [lines]
-            note("\n".join(lines))
+        nonlocal last_lines
+        if verdict.lines() != last_lines:  # a verdict that does not change is said once
+            last_lines = verdict.lines()
+            note("\n".join(last_lines))
 
     return AttestedChannel(rules, verifier(rules, pinned, files), server.certificate, say_verdict)
 

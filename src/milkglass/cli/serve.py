@@ -187,13 +187,13 @@ def _attested(
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
     from milkglass.attest.sealing import Vault
-    from milkglass.attest.sources import EvidenceSource, Software, Tsm, nvml_evidence, read_collateral
+    from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, nvml_evidence
     from milkglass.server import process
 
     hardware = Software() if software else Tsm()
     vault = None if received is None else Vault.new(*received)
     sealing_key = b"" if vault is None else vault.public_key
-    source = EvidenceSource(hardware, nvml_evidence if gpus else None, sealing_key, read_collateral(collateral))
+    source = EvidenceSource(hardware, nvml_evidence if gpus else None, sealing_key, collateral_reader(collateral))
     spki = key_of(address.tls_certificate)
     source.evidence(spki, bytes(32))  # now, and not at the first request
     if software:

@@ -31,10 +31,9 @@ from milkglass.client.remote.strict_json import HINT, document
 from milkglass.engines.concurrency import CallLimit
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import AnswerBounds, refusal
-from milkglass.errors import AttestationError, RemoteError, Unreachable, UsageError
+from milkglass.errors import RemoteError, Unreachable, UsageError
 
 MAX_EVENT = 4 << 20  # bytes of one event
-MAX_ADMISSIONS = 16  # keys of an attested server under one request
 MAX_ANSWER_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
 EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
 TIMEOUT_HINT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
@@ -113,8 +112,12 @@ class Admission(Protocol):
     def context(self) -> Any:
         """Returns the TLS context whose connections send nothing before they are admitted."""
 
-    async def admitted(self, error: Exception) -> bool:
-        """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer."""
+    async def admitted(self, error: Exception, earlier: int) -> bool:
+        """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer.
+
+        Args:
+            earlier: how often this was so for the same request.
+        """
 
 
 @dataclass(frozen=True)
@@ -272,11 +275,8 @@ class Upstream:
                 async with asyncio.timeout(self.timeouts.begin):
                     return await self._client.send(request, stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
-                if self._admission is not None and await self._admission.admitted(error):
+                if self._admission is not None and await self._admission.admitted(error, admissions):
                     admissions += 1
-                    if admissions == MAX_ADMISSIONS:
-                        fault = f"{self.url} showed another key each of {MAX_ADMISSIONS} times"
-                        raise AttestationError("rotation", fault, "try again") from None
                     continue
                 attempt += 1
                 if not isinstance(error, NEVER_SENT) or attempt == self.timeouts.attempts:
