@@ -120,7 +120,8 @@ def require_not_revoked(
 
     Args:
         lists: lists in DER or PEM, and answers of OCSP in DER. Those of others do not count.
-        first: the first certificate of whose revocation the maker publishes anything.
+        first: the index of the first certificate about which the maker publishes whether it is revoked. Those below
+            it, such as a processor's own, need no word.
 
     Returns:
         Whether each certificate from the first to below the root has a current word of its issuer.

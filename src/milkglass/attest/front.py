@@ -1,8 +1,9 @@
 """The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Processors are slow to sign and limit it themselves, so evidence is made for each address so many times a
-minute, and for all of them so many times. An address that had none in that minute still gets its first one then.
+handed on. Processors are slow to sign, and limit how often they do. So each address gets evidence a limited number of
+times a minute, and so do all addresses together. Beyond that, only an address that had none in the last minute gets
+its first.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A row of the file is an answer as anybody on the way sees it, and what the user 
 
 `sizes` are the bytes of its TLS records and `times` the seconds from the request to each; `lengths`, which may be left
 out, are the bytes of each of its tokens. A random half plays the attacker's own recordings, and the other half is read.
-Answers with the same `question`, which may be left out too, are in one half: what an attacker recorded for a question
-of their own says more of another answer to the same one. The control has recordings whose topics are shuffled.
+`question` may be left out, too. Answers to one question are put into the same half, since two answers to one question
+are more alike than two answers on one topic. The control has recordings whose topics are shuffled.
 """
 
 from __future__ import annotations
