@@ -413,6 +413,14 @@ def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.Monke
     assert collateral_reader(None)() == {}
 
 
+def test_two_files_that_differ_in_their_ending_are_both_read(tmp_path: Path) -> None:
+    (tmp_path / "key.der").write_bytes(b"old")
+    (tmp_path / "key.pem").write_bytes(b"new")
+    files = read_collateral(tmp_path)
+    assert sorted(files.values()) == [b"new", b"old"]
+    assert all(name.startswith("key") for name in files)
+
+
 def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -244,7 +244,8 @@ def collateral_reader(folder: Path | None) -> Collateral:
 def read_collateral(folder: Path) -> dict[str, bytes]:
     """Returns the files of a folder by their names without ending, as they are now.
 
-    Files whose names begin with a dot, and those that vanish meanwhile, are left out.
+    Files whose names begin with a dot, and those that vanish meanwhile, are left out. Of two files that differ in their
+    ending alone, such as key.der and key.pem, the second gets another name that begins alike.
 
     Raises:
         AttestationError: a file cannot be read, or is too large.
@@ -255,13 +256,14 @@ def read_collateral(folder: Path) -> dict[str, bytes]:
             if path.name.startswith(".") or not path.is_file():
                 continue
             with suppress(FileNotFoundError), path.open("rb") as file:
-                files[path.stem] = file.read(MAX_COLLATERAL_FILE + 1)
-                if len(files[path.stem]) > MAX_COLLATERAL_FILE:
+                content = file.read(MAX_COLLATERAL_FILE + 1)
+                if len(content) > MAX_COLLATERAL_FILE:
                     raise AttestationError(
                         "size",
                         f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
                         "keep the makers' signed files alone there",
                     )
+                files[_free_name(path.stem, files)] = content
     except OSError as error:
         raise AttestationError(
             "collateral",
