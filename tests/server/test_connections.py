@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.server.connections import Acceptor
+from milkglass.server.connections import MAX_WAITING, Acceptor, JoiningTransport
 from milkglass.server.logs import BURST_LINES, LINES_PER_SECOND, Throttle
 from milkglass.server.process import listen
 from milkglass.server.settings import Limits
@@ -373,3 +373,57 @@ def test_a_line_whose_template_does_not_fit_its_values_is_no_error_of_the_caller
     record = logging.LogRecord("library", logging.WARNING, "", 1, "a message", (FutureWarning,), None)
     assert Throttle().filter(record)
     assert record.getMessage() == "a message"
+
+
+class Noted(asyncio.Transport):
+    """Notes what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.ended = ""
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+def test_what_is_written_in_one_turn_of_the_loop_goes_out_at_once() -> None:
+    async def work() -> None:
+        below = Noted()
+        above = JoiningTransport(below, asyncio.get_running_loop())
+        above.write(b"head ")
+        above.write(b"body")
+        assert below.written == [] and above.get_write_buffer_size() == 9
+        await asyncio.sleep(0)
+        assert below.written == [b"head body"] and above.get_write_buffer_size() == 0
+        above.write(b"more")
+        above.write(bytes(MAX_WAITING))
+        assert below.written[1:] == [b"more" + bytes(MAX_WAITING)], "much does not wait"
+        above.write(b"end")
+        above.close()
+        assert below.written[2:] == [b"end"] and below.ended == "closed"
+        await asyncio.sleep(0)
+        assert len(below.written) == 3
+
+    asyncio.run(work())
+
+
+def test_what_waits_is_dropped_when_a_connection_is_aborted() -> None:
+    async def work() -> None:
+        below = Noted()
+        above = JoiningTransport(below, asyncio.get_running_loop())
+        above.write(b"secret")
+        above.abort()
+        await asyncio.sleep(0)
+        assert below.written == [] and below.ended == "aborted"
+
+    asyncio.run(work())

@@ -22,12 +22,16 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
     """Sends each request on a connection that is free, or on a new one.
 
     Args:
-        verify: the context of TLS. True: the usual one.
         max_connections: requests at a time; further ones wait.
+        context: of TLS. None: the usual one.
     """
 
-    def __init__(self, max_connections: int, verify: ssl.SSLContext | bool = True) -> None:
-        self._verify, self._free = verify, asyncio.Semaphore(max_connections)
+    def __init__(self, max_connections: int, context: ssl.SSLContext | None = None) -> None:
+        # One for all connections: to make one takes longer than a request
+        self._context, self._free = (
+            context or httpx2.create_ssl_context(trust_env=False),
+            asyncio.Semaphore(max_connections),
+        )
         self._idle = list[httpx2.AsyncHTTPTransport]()
         self._is_closed = False
 
@@ -48,7 +52,7 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
 
     def _new(self) -> httpx2.AsyncHTTPTransport:
         limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
-        return httpx2.AsyncHTTPTransport(verify=self._verify, trust_env=False, limits=limits)
+        return httpx2.AsyncHTTPTransport(verify=self._context, trust_env=False, limits=limits)
 
     async def _release(self, connection: httpx2.AsyncHTTPTransport) -> None:
         """Keeps a connection for the next request, or closes it where no more are kept."""
