@@ -701,6 +701,7 @@ def test_pieces_are_joined_to_words_and_strange_glyphs_escaped(setting: Setting)
     shown = visible("caf\u00e9 \u114c \u0421\u0430\u200b", frozenset())
     assert shown == "caf\u00e9 \\u114c \u0421\u0430\\u200b"
     assert visible("\u65e5\u672c", frozenset("\u65e5")) == "\u65e5\\u672c", "what the user writes is shown"
+    assert visible("two\nlines\tand\r\x00", frozenset()) == "two\nlines\tand\\u000d\\u0000"
 
 
 def test_percentages_of_almost_nothing_are_not_nothing() -> None:

@@ -12,6 +12,7 @@ from milkglass.audit.report.result import ReadExample
 from milkglass.metrics.interval import Interval
 
 VERSION = 1
+ALL_READ = 0.995  # a share from which on the tables show 100 %
 Group = Literal[
     "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
     "confidential hardware", "sent as it is",
@@ -47,6 +48,12 @@ class Reading:
     more: tuple[str, ...] = ()
     masks: Mapping[str, float] = field(default_factory=dict)
     example: ReadExample | None = field(default=None, repr=False)
+
+    @property
+    def may_grow(self) -> bool:
+        """Returns whether more time for the attacks may read more: it ended some, and not all is read."""
+        known = [share.value for share in (self.content, self.names, self.numbers) if share is not None]
+        return self.cut and not (known and min(known) >= ALL_READ)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def verdict(result: Compared) -> tuple[str, ...]:
             "The model as it is gives the answers that it gives on your machine, since it is the same one: what a "
             "larger model is worth is seen only with a larger MODEL."
         )
-    if unfinished := [one.title for one in sent if one.reading is not None and one.reading.cut]:
+    if unfinished := [one.title for one in sent if one.reading is not None and one.reading.may_grow]:
         sentences.append(f"More time may read more of: {', '.join(unfinished)}.")
     return tuple(sentences)
 

@@ -88,8 +88,14 @@ def code(text: str) -> Markup:
 
 
 def visible(text: str, own_letters: frozenset[str]) -> str:
-    """Returns a text with escapes for characters that fonts may lack: all but `own_letters` and common alphabets."""
-    return "".join(c if c.isprintable() and (c in own_letters or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
+    """Returns a text with escapes for characters that fonts may lack: all but `own_letters` and common alphabets.
+
+    Line ends and tabs stay.
+    """
+    return "".join(
+        c if c in "\n\t" or (c.isprintable() and (c in own_letters or USUAL.match(c))) else f"\\u{ord(c):04x}"
+        for c in text
+    )
 
 
 def _attack_lists(result: Audit) -> dict[str, object]:

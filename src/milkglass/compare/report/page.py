@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from markupsafe import Markup
@@ -21,9 +22,16 @@ def render(result: Compared) -> str:
     templates.filters["share"] = words.percent
     templates.filters["read"] = words.read_by_attacks
     templates.filters["rouge"] = words.rouge
+    templates.filters["parts"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
+
+
+def _breakable_parts(figure: str) -> Markup:
+    """Returns a figure of the table as HTML, whose line may break before its interval and after "at least" alone."""
+    parts = re.split(r" (?=\()|(?<=least) ", figure)
+    return Markup(" ").join(Markup("<span>{}</span>").format(part) for part in parts)
 
 
 def write(result: Compared, out: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import Compared, WayResult
+from milkglass.compare.result import ALL_READ, Compared, WayResult
 from milkglass.metrics.interval import Interval
 
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
@@ -32,7 +32,8 @@ def read_by_attacks(way: WayResult) -> str:
         return "-"
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "-"
-    return f"{'at least ' if way.reading.cut else ''}{percent(way.reading.content)}"
+    share = percent(way.reading.content)
+    return f"at least {share}" if way.reading.cut and way.reading.content.value < ALL_READ else share
 
 
 def line(way: WayResult, measure: str) -> str:
