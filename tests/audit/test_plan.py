@@ -69,13 +69,11 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
     plan = estimate(it, attacks, budget=200)
     assert (plan.attacks, plan.open_ended) == (1, ()), "100 s of 200 are left"
-    assert plan.late_attacks == (LanguageModel.title,), "what others surpass is not missed"
-    assert plan.sufficient_budget == 400, "300 s are left of it"
+    assert plan.late == (LanguageModel.title,), "what others surpass is not missed"
+    assert plan.enough == 400, "300 s are left of it"
     plan = estimate(it, attacks, budget=400)
-    assert (plan.attacks, plan.late_attacks) == (2, ()) and math.isnan(plan.sufficient_budget)
-    assert ClusterSolve.title in estimate(it, attacks, budget=160).late_attacks, (
-        "60 % of it is too little for the chain"
-    )
+    assert (plan.attacks, plan.late) == (2, ()) and math.isnan(plan.enough)
+    assert ClusterSolve.title in estimate(it, attacks, budget=160).late, "60 % of it is too little for the chain"
     line = plan_text(estimate(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 

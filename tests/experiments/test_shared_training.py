@@ -19,7 +19,7 @@ from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
 from milkglass.experiments.procedures.one_gradient import SharedGradients
-from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, draw_rows
+from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
@@ -294,10 +294,10 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
 def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     tokenizer = load_tokenizer(data / "bert")
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
-    found = draw_rows(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
+    found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
     with pytest.raises(UsageError, match="50 texts of 3 to 8 words"):
-        draw_rows(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
+        rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
 
 
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:

@@ -56,7 +56,7 @@ class AttackTurn:
         return self.takes_candidates and not self.min_seconds and not self.is_solver_without_text
 
     @property
-    def min_seconds_left(self) -> float:
+    def least(self) -> float:
         """Returns the seconds that must be left when its turn comes."""
         return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
@@ -73,12 +73,12 @@ class AttackTurn:
             else seconds_left
         )
 
-    def why_late(self, seconds_left: float) -> str:
+    def late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""
         if seconds_left <= 0 and not self.must_run:
             return "the budget was spent before its turn"
-        if self.min_seconds_left and seconds_left < self.min_seconds_left:
-            return f"it is begun only with {self.min_seconds_left:.0f} s of the budget left: give a longer --budget"
+        if self.least and seconds_left < self.least:
+            return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
         return ""
 
     @property
@@ -138,16 +138,15 @@ class TimeEstimate:
         seconds: processor time of the attacks that declare their cost, and of the key's budget.
         attacks: the number of these attacks.
         open_ended: titles of the others, which use up to half of what is left of the budget.
-        late_attacks: titles of strong attacks for which too little time is left.
-        sufficient_budget: seconds of a budget in which these end or at least begin. nan: there are none, or no budget
-            was found.
+        late: titles of strong attacks for which too little time is left.
+        enough: seconds of a budget in which these end or at least begin. nan: there are none, or no budget was found.
     """
 
     seconds: float
     attacks: int
     open_ended: tuple[str, ...]
-    late_attacks: tuple[str, ...] = ()
-    sufficient_budget: float = math.nan
+    late: tuple[str, ...] = ()
+    enough: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class _Step:
         seconds: the time it takes here. None: it uses what it gets.
     """
 
-    adversary: Adversary
+    who: Adversary
     turn: AttackTurn
     seconds: float | None
 
@@ -174,15 +173,15 @@ def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Time
     ended_steps = [step for step in begun_steps if step.seconds is not None]
     curve_seconds = dict[str, float]()
     for step in ended_steps:
-        has_corpus = step.adversary.knowledge.corpus is not None
-        if step.turn.rank == 0 and has_corpus and scene.has_key_budget:  # for each point of the curve
+        if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
             curve = (step.seconds or 0.0) * len(measured_sizes(sent)) / 2
-            curve_seconds[step.adversary.name] = max(curve_seconds.get(step.adversary.name, 0.0), curve)
+            curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
     seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds.values())
     open_ended = dict.fromkeys(step.turn.attack.title for step in begun_steps if step.seconds is None)
     titles = tuple(dict.fromkeys(step.turn.attack.title for step in late_steps))
-    sufficient_budget = _sufficient_budget(steps, budget) if late_steps else math.nan
-    return TimeEstimate(seconds, len(ended_steps), tuple(open_ended), titles, sufficient_budget)
+    return TimeEstimate(
+        seconds, len(ended_steps), tuple(open_ended), titles, _enough_budget(steps, budget) if late_steps else math.nan
+    )
 
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
@@ -212,7 +211,7 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     for step in steps:
         share = step.turn.share(seconds_left)
         needed = share if step.seconds is None else step.seconds
-        is_late = bool(step.turn.why_late(seconds_left))
+        is_late = bool(step.turn.late(seconds_left))
         if not is_late:
             begun.append(step)
             seconds_left -= min(needed, share)
@@ -221,7 +220,7 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     return begun, late
 
 
-def _sufficient_budget(steps: Sequence[_Step], budget: float) -> float:
+def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
     budgets = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
     return next((seconds for seconds in budgets if not _schedule(steps, seconds)[1]), math.nan)

@@ -207,7 +207,7 @@ class _Runner:
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
-        if reason := turn.why_late(self.budget.left()):
+        if reason := turn.late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         seed_of_attack = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed

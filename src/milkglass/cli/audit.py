@@ -255,11 +255,9 @@ def plan_text(plan: TimeEstimate, budget: str) -> str:
     if plan.open_ended:
         announcement += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
     announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
-    if plan.late_attacks:
-        enough = "" if math.isnan(plan.sufficient_budget) else f"; --budget {larger_budget(plan, budget)} would do"
-        announcement += (
-            f"\ntoo little time is left for: {', '.join(plan.late_attacks).lower()}, which may read more{enough}"
-        )
+    if plan.late:
+        enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
+        announcement += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
     return announcement
 
 
@@ -267,8 +265,8 @@ def larger_budget(plan: TimeEstimate, budget: str) -> str:
     """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
-    unknown = math.isnan(plan.sufficient_budget)
-    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.sufficient_budget / ATTACKING_SHARE)
+    unknown = math.isnan(plan.enough)
+    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:

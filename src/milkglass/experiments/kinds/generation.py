@@ -167,8 +167,7 @@ class GenerationRecipe(GeneratorTuning):
                 model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answered = greedy_answers(model, codec, held_out, self.evaluation)
-                texts = [codec.decode(ids) for ids in answered.ids]
-                parts = {"variant": variant.name, "when": when}
+                texts, parts = ([codec.decode(ids) for ids in answered.ids], {"variant": variant.name, "when": when})
                 figures += self.answer_figures(run, row_losses(model, rows), texts, answered.references, parts)
             figures += attack_figures(self.seed, base, variant, codec, answered)
             if instructions := self.instruction_file:
@@ -190,9 +189,7 @@ def instruction_figures(
         packed: see `rule_figures`.
     """
     prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    return rule_figures(
-        prompts, [codec.decode(ids) for ids in generate_greedily(model, prompt_ids, new_tokens)], parts, packed
-    )
+    return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, packed)
 
 
 def rule_figures(
@@ -263,12 +260,12 @@ def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation:
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
     references = tuple(str(example.messages[-1]["content"]) for example in examples)
     return GeneratedAnswers(
-        Sequences.of(prompts), Sequences.of(generate_greedily(model, prompts, evaluation["new_tokens"])), references
+        Sequences.of(prompts), Sequences.of(greedy(model, prompts, evaluation["new_tokens"])), references
     )
 
 
 @torch.inference_mode()
-def generate_greedily(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
+def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """Returns the model's continuation of each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), PROMPTS_A_BATCH):
@@ -326,7 +323,7 @@ def attack_figures(
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=from_table), Budget(), rng())
     figures: list[ResultRecord] = []
     for attack, guess in guesses.items():
-        measured = guess_scores(guess, codec, answered, rng())
+        measured = graded_guess(guess, codec, answered, rng())
         figures += records(measured, attack=attack, variant=variant.name, when="after")
     return figures
 
@@ -337,7 +334,7 @@ def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.rando
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
 
-def guess_scores(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
+def graded_guess(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
     """Returns the attacker's text against the data set's answers, as Table 6, and against the client's, in percent."""
 
     def readable(ids: np.ndarray[Any, Any]) -> str:

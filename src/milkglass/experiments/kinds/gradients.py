@@ -43,9 +43,9 @@ from milkglass.experiments.procedures.private_rows import (
     PrivateRows,
     RowFilter,
     SharedStepRecipe,
-    class_numbers,
-    draw_rows,
-    open_ghost,
+    classes_of,
+    ghost_of,
+    rows_of,
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
@@ -183,33 +183,33 @@ class Attackers:
     kept: ArtifactCache
     progress: Log
 
-    def scene(self, defence: DefenceSpec) -> Scene:
+    def scene(self, guard: DefenceSpec) -> Scene:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.expected.batch
-        sent = shadow_rows(self.base, private.ids, defence, recipe.seed, self.kept, self.progress)
+        sent = shadow_rows(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        shared = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all()
+        shared = SharedGradients(step, rows, guard.shield, batch_size, recipe.seed, pad).all()
         knowledge = Knowledge(
             corpus=public,
-            step=defence.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
+            step=guard.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
             labels=private.labels,
             lengths=private.ids.lengths,
-            noise=defence.shield.added_noise(batch_size),
+            noise=guard.shield.added_noise(batch_size),
         )
-        if defence.ghost is not None:
-            candidates_of_search = open_ghost(self.base, defence, recipe.seed).candidates
-            rehearse = None if public is None else partial(self._rehearsed, defence)
+        if guard.ghost is not None:
+            candidates_of_search = ghost_of(self.base, guard, recipe.seed).candidates
+            rehearse = None if public is None else partial(self._rehearsed, guard)
             candidates = inverse(candidates_of_search.ids, candidates_of_search.starts)
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
         return gradient_scene(shared, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
 
-    def _rehearsed(self, defence: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+    def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the attacker's own text through the defence, with the attacker's own draws."""
-        shadows = shadow_rows(self.base, corpus, defence, seed, self.kept, self.progress)
+        shadows = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
         return shadows, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property
@@ -223,16 +223,16 @@ def _rows(
 ) -> tuple[PrivateRows, Sequences | None, int]:
     """Returns the private rows, the attacker's texts, and the number of classes."""
     examples = data_refs.examples(data, recipe.data)
-    numbers = class_numbers(recipe.data, examples) if recipe.task == "classification" else None
+    numbers = classes_of(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
     requested = RowFilter(expected.texts, expected.least, expected.most)
     middle = len(order) // 2
-    private = draw_rows(tokenizer, order[:middle], numbers, requested, rng)
+    private = rows_of(tokenizer, order[:middle], numbers, requested, rng)
     public = None
     if expected.public:
         pool = data_refs.examples(data, expected.reference) if expected.reference else order[middle:]
         secret = read_texts(private.ids, tokenizer)
         unrelated = [pool[i] for i in decontaminate(as_read([example.text for example in pool], tokenizer), secret)]
-        public = draw_rows(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
+        public = rows_of(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

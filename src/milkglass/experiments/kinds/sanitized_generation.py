@@ -37,7 +37,7 @@ from milkglass.experiments.entries import naming_refusals, require_names
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
     Parts,
-    generate_greedily,
+    greedy,
     keep_rows,
     loss_figures,
     row_losses,
@@ -203,18 +203,14 @@ class SanitizedGeneration(GeneratorTuning):
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        texts = [
-            codec.decode(ids) for ids in generate_greedily(model, prompt_set.prompts, self.evaluation["new_tokens"])
-        ]
+        texts = [codec.decode(ids) for ids in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
         if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.plain)):
             run.progress(f"{variant.name}: instructions {when}")
             texts = [instruction.text for instruction in instructions.read(run.data)]
             prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
-            answers["followed"] = [
-                codec.decode(ids) for ids in generate_greedily(model, prompts, instructions.new_tokens)
-            ]
+            answers["followed"] = [codec.decode(ids) for ids in greedy(model, prompts, instructions.new_tokens)]
         return answers
 
     def _figures(

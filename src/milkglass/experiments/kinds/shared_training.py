@@ -39,9 +39,9 @@ from milkglass.experiments.procedures.private_rows import (
     PrivateRows,
     RowFilter,
     SharedStepRecipe,
-    class_numbers,
-    draw_rows,
+    classes_of,
     likeness,
+    rows_of,
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
@@ -150,15 +150,15 @@ class TrainingSite:
         recipe = self.recipe
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
-    def defended_rows(self, name: str, defence: DefenceSpec) -> PrivateRows:
+    def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadow_rows(self.base, self.train.ids, defence, self.recipe.seed, self.cache, info)
+        sent = shadow_rows(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
-    def trained(self, name: str, defence: DefenceSpec) -> SharedStep:
+    def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
         """Returns the model after training. It is trained once, and its weights are cached."""
-        step, rows = self.step(), self.defended_rows(name, defence)
-        path = self.cache.path_of("trained", f"{self._digest(rows, defence.shield)}.safetensors")
+        step, rows = self.step(), self.defended_rows(name, guard)
+        path = self.cache.path_of("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
             if tensors.keys() != {*step.names}:
@@ -166,7 +166,7 @@ class TrainingSite:
             step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad, info)
+        fit(step, rows, guard.shield, self.training, self.recipe.seed, self.pad, info)
         tensors = {n: weight.detach().cpu().clone() for n, weight in step.module.named_parameters() if n in step.names}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
@@ -188,10 +188,10 @@ class TrainingSite:
         measured = utility(step, self.held_out, self.pad, self.recipe.seed)
         return {**measured.figures, ROWS: measured.rows}
 
-    def figures(self, name: str, defence: DefenceSpec) -> dict[str, Any]:
-        figures = self.graded(self.trained(name, defence))
-        if defence.ghost is not None:
-            figures |= likeness(self.train.ids, self.defended_rows(name, defence).ids, self._read, self.recipe.seed)
+    def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
+        figures = self.graded(self.trained(name, guard))
+        if guard.ghost is not None:
+            figures |= likeness(self.train.ids, self.defended_rows(name, guard).ids, self._read, self.recipe.seed)
         return figures
 
     def _read(self, ids: Ids) -> str:
@@ -200,14 +200,14 @@ class TrainingSite:
 
 def _theory_figures(site: TrainingSite) -> dict[str, float]:
     """Returns the figures of section 5.2 for the first empty defence and the first with GHOST."""
-    defences = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
+    guards = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
     plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
-    ghost = next((name for name, defence in defences.items() if defence.ghost is not None), None)
+    ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
     if plain is None or ghost is None:
         raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
     first_rows = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
-    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, defences[ghost]).part(first_rows))
-    models = site.step(), site.trained(plain, defences[plain]), site.trained(ghost, defences[ghost])
+    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, guards[ghost]).part(first_rows))
+    models = site.step(), site.trained(plain, guards[plain]), site.trained(ghost, guards[ghost])
     findings = theory.measure_theory(*models, *texts_and_shadows)
     files.write(site.out / THEORY, json.dumps(findings.to_json(), allow_nan=False) + "\n")
     files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.theory_svg(findings.to_json()))
@@ -219,9 +219,9 @@ def _split_rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Pri
     training = from_entries(LocalTraining, recipe.training)
     examples, numbers = data_refs.examples(data, recipe.data), None
     if recipe.task == "classification":
-        numbers = class_numbers(recipe.data, examples)
+        numbers = classes_of(recipe.data, examples)
     row_filter = RowFilter(training.rows, 1, training.words, training.longest)
-    rows = draw_rows(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
+    rows = rows_of(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
     out = held_out_mask(rows.labels, len(rows), training.share)
     return (rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers))
 

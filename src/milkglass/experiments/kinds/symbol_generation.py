@@ -163,9 +163,7 @@ class SymbolGeneration(GeneratorTuning):
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
-        texts = [
-            codec.decode(ids) for ids in generation.generate_greedily(model, prompts, self.evaluation["new_tokens"])
-        ]
+        texts = [codec.decode(ids) for ids in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
         return self.answer_figures(
             run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
         )

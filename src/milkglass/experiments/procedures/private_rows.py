@@ -57,8 +57,8 @@ class PrivateRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, indexes: Ids) -> PrivateRows:
-        return PrivateRows(self.ids.chosen(indexes), None if self.labels is None else self.labels[indexes])
+    def part(self, numbers: Ids) -> PrivateRows:
+        return PrivateRows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns ids and mask (b, t), and the labels."""
@@ -115,7 +115,7 @@ def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
     return from_entries(Search, search), from_entries(Selection, selection)
 
 
-def class_numbers(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
+def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
     """Returns the numbers of the classes: a named data set's own, else in the order of their names."""
     data_set = data_refs.parse_ref(ref)
     if data_set:
@@ -123,62 +123,59 @@ def class_numbers(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
     return {name: i for i, name in enumerate(sorted({str(row.label) for row in examples}))}
 
 
-def draw_rows(
-    tokenizer: Any, examples: Sequence[Example], class_of_label: Mapping[str, int] | None, row_filter: RowFilter,
+def rows_of(
+    tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, expected: RowFilter,
     rng: np.random.Generator,
 ) -> PrivateRows:  # fmt: skip
     """Returns some of the examples, in random order.
 
     Args:
-        class_of_label: the number of each class. None: labels are not needed.
+        numbers: of the classes. None: labels are not needed.
 
     Raises:
         UsageError: there are too few.
     """
     ids: list[list[int]] = []
     labels: list[int] = []
-    remaining = (
-        dict.fromkeys(range(len(class_of_label)), -(-row_filter.texts // len(class_of_label))) if class_of_label else {}
-    )
+    remaining = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
     for i in rng.permutation(len(examples)).tolist():
         example = examples[i]
-        if len(ids) == row_filter.texts:
+        if len(ids) == expected.texts:
             break
-        if not row_filter.least <= len(example.text.split()) <= row_filter.most:
+        if not expected.least <= len(example.text.split()) <= expected.most:
             continue
         text_ids = tokenizer(example.text, split_special_tokens=True)["input_ids"]
-        if not text_ids or len(text_ids) > row_filter.longest:
+        if not text_ids or len(text_ids) > expected.longest:
             continue
-        if class_of_label is not None:
-            if example.label not in class_of_label:
+        if numbers is not None:
+            if example.label not in numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not remaining[class_of_label[example.label]]:
+            if not remaining[numbers[example.label]]:
                 continue
-            remaining[class_of_label[example.label]] -= 1
-            labels.append(class_of_label[example.label])
+            remaining[numbers[example.label]] -= 1
+            labels.append(numbers[example.label])
         ids.append(text_ids)
-    if len(ids) < row_filter.texts:
+    if len(ids) < expected.texts:
         raise UsageError(
-            f"{row_filter.texts} texts of {row_filter.least} to {row_filter.most} words are needed, "
-            f"there are {len(ids)}",
+            f"{expected.texts} texts of {expected.least} to {expected.most} words are needed, there are {len(ids)}",
             "take fewer, or other lengths",
         )
-    return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if class_of_label is not None else None)
+    return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
 
 
-def open_ghost(base: Checkpoint, defence: DefenceSpec, seed: int) -> Ghost:
-    assert defence.ghost is not None
-    return Ghost.open(base.folder, *defence.ghost, seed=seed)
+def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
+    assert guard.ghost is not None
+    return Ghost.open(base.folder, *guard.ghost, seed=seed)
 
 
 def shadow_rows(
-    base: Checkpoint, rows: Sequences, defence: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
+    base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
     """Returns the rows as they go into training: their shadows, or without GHOST the rows themselves."""
-    if defence.ghost is None:
+    if guard.ghost is None:
         return rows
-    ghost = open_ghost(base, defence, seed)
-    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in defence.ghost), seed]
+    ghost = ghost_of(base, guard, seed)
+    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in guard.ghost), seed]
     identity = json.dumps(parts, sort_keys=True)
     name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.path_of("shadows", f"shadows-{name}.jsonl")
