@@ -148,7 +148,7 @@ def _audit_key(
     """Audits an opened key. `texts` are the audited text, public text and known text."""
     text = texts["text"]
     assert text is not None
-    sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
+    sources = columns.read_texts(text), columns.read_optional(texts["public"]), columns.read_optional(texts["known"])
 
     from milkglass.audit.key_audit import identity, note_in_usage
     from milkglass.audit.key_scene import AuditFiles, key_scene
@@ -159,7 +159,7 @@ def _audit_key(
     codec = codec_of(unlocked, model)
     folder = resolve(model or unlocked.key.info.model)
     server_record = None if server_transcript is None else transcript_file.load(server_transcript)
-    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.decides()}
+    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.changed_fields()}
 
     def staged(stage: Stage) -> Scene:
         return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
@@ -211,13 +211,13 @@ def sleeping_threads() -> None:
 
 
 def run_audit(
-    staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
+    staged: Callable[[Stage], Scene], identity: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path, str]:
     """Runs any audit: the scene, all attacks on it, and the report in `out`.
 
     Args:
         staged: makes the scene.
-        about: what decides the result.
+        identity: all that decides the result, so that only the same audit goes on.
 
     Returns:
         The audit, its page, and a larger budget for attacks that did not end.
@@ -228,7 +228,7 @@ def run_audit(
     from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
-        scene, work = open_scene(staged, about, out, stage)
+        scene, work = open_scene(staged, identity, out, stage)
         plan = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
             if finished := work.finished_count():

@@ -18,7 +18,7 @@ from milkglass.cli.ui.options import (
     AuditOptions,
     CredentialOptions,
     ModelRef,
-    changed,
+    changed_options,
     kept_name,
     original,
     parameters,
@@ -78,7 +78,7 @@ def classify(
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
     if folder is not None:
-        refuse_unused("with --folder, which asks no server", changed(credentials))
+        refuse_unused("with --folder, which asks no server", changed_options(credentials))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = texts_to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -162,12 +162,12 @@ def audit(
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
-    decides = {
+    identity = {
         "halves": split_info.server, "parameters": dict(split_info.parameters),
         "sent": read_description(client)["sent"],
-        **audited.decides(), **columns.decides(),
+        **audited.identity(), **columns.changed_fields(),
     }  # fmt: skip
-    result = run_audit(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result = run_audit(lambda stage: staged.scene, identity, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 
@@ -206,7 +206,7 @@ def train(
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     begin = time.monotonic()
-    source = columns.texts(data, labels=True)
+    source = columns.read_texts(data, labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -223,7 +223,7 @@ def train(
     training = train.read_training_texts(source)
     evaluated_on = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        evaluated_on = train.read_texts(columns.texts(validation, labels=True), training.labels, training.pairs)
+        evaluated_on = train.read_texts(columns.read_texts(validation, labels=True), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.steps_of(defence, len(training.corpus.texts))
