@@ -250,14 +250,16 @@ def run_audit(
 def plan_text(plan: TimeEstimate, budget: str) -> str:
     """Returns how long the attacks will take, and which ones the budget leaves no time for."""
     announcement = (
-        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
+        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for "
+        f"{plan.attack_count} of them"
     )
-    if plan.open_ended:
-        announcement += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
+    if plan.open_ended_titles:
+        announcement += f", and for {', '.join(plan.open_ended_titles).lower()} up to half of what is left"
     announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
-    if plan.late:
-        enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
-        announcement += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
+    if plan.late_titles:
+        enough = "" if math.isnan(plan.enough_seconds) else f"; --budget {larger_budget(plan, budget)} would do"
+        late = ", ".join(plan.late_titles).lower()
+        announcement += f"\ntoo little time is left for: {late}, which may read more{enough}"
     return announcement
 
 
@@ -265,8 +267,8 @@ def larger_budget(plan: TimeEstimate, budget: str) -> str:
     """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
-    unknown = math.isnan(plan.enough)
-    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
+    unknown = math.isnan(plan.enough_seconds)
+    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough_seconds / ATTACKING_SHARE)
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:

@@ -89,7 +89,7 @@ class ColumnOptions:
         return None if path is None else _read(self.other_file(path))
 
     def other_file(self, path: Path) -> DataFile:
-        """Returns another file of the command, with those of these options that apply to its kind. Raises what `data_file` raises."""
+        """Returns another file of the command, with the options for its kind. Raises what `data_file` raises."""
         from milkglass.rows.data_file import TABLES
 
         suffix = path.suffix.lower()
