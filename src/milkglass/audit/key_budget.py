@@ -29,7 +29,7 @@ def curve_sizes(total_tokens: int) -> list[int]:
 
 
 def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
-    """Returns the scene with only its first texts, of `token_count` tokens or some more, and how many tokens these have."""
+    """Returns the scene with its first texts alone, which have `token_count` tokens or some more, and their number."""
     sent = scene.truth.sent
     text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
     indices = np.arange(min(text_count, len(sent)))

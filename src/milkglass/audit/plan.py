@@ -61,7 +61,7 @@ class AttackTurn:
         return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
     def share(self, seconds_left: float) -> float:
-        """Returns how many of the seconds left it may use: not all if others need its result, or it uses all it gets."""
+        """Returns how many of the seconds left it may use: not all if others need its result or it uses all it gets."""
         seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left

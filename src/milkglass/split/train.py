@@ -79,7 +79,7 @@ def require_readable(
     defence.require(base)
     reader = PublicTokenizer(base.folder, UNLIMITED)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
-    shortest, longest = special + (2 if data.pairs else 1), reader.limit
+    shortest, longest = special + (2 if data.pairs else 1), reader.max_tokens
     if max_length is not None and not shortest <= max_length <= longest:
         raise UsageError(
             f"max_length is {max_length}, and this model reads {shortest} to {longest} tokens, "
