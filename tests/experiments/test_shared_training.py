@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
