@@ -222,17 +222,17 @@ def train(
     if defence.broken:
         note(f"warning: {defence.broken}")
     training = train.read_training_texts(source)
-    evaluated_on = None
+    validation_texts = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        evaluated_on = train.read_texts(columns.read_texts(validation, labels=True), training.labels, training.pairs)
+        validation_texts = train.read_texts(columns.read_texts(validation, labels=True), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
-    steps = train.steps_of(defence, len(training.corpus.texts))
+    steps = train.step_count(defence, len(training.corpus.texts))
     base = Checkpoint.open(folder)
     train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
         train.train_and_write(defence, base, ref, training, client, server, stage("train", steps))
-        evaluation = None if evaluated_on is None else _evaluate(base, client, server, evaluated_on, stage)
+        evaluation = None if validation_texts is None else _evaluate(base, client, server, validation_texts, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
@@ -271,7 +271,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
 
 
 def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    return {"right": evaluation.right, "texts": evaluation.texts, "left_out": evaluation.left_out}
+    return {"right": evaluation.accuracy, "texts": evaluation.text_count, "left_out": evaluation.left_out_count}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
