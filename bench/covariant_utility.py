@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.client.codec.codec import Codec
-from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy
+from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy_ids
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
 from milkglass.rows.sets.catalogue import describe
@@ -86,5 +86,5 @@ def answers(model: PreTrainedModel, codec: Codec, texts: Sequence[str], new_toke
         raise ValueError("the model ends its answers with another id than the codec's")
     asked = [codec.encode_chat([{"role": "user", "content": one}]) for one in texts]
     order = np.argsort([len(one) for one in asked], kind="stable")  # less padding in a batch
-    written = codec.decode_batch(greedy(model, [asked[place] for place in order], new_tokens))
+    written = codec.decode_batch(greedy_ids(model, [asked[place] for place in order], new_tokens))
     return [written[place] for place in np.argsort(order)]

@@ -81,10 +81,10 @@ def test_turins_key_ends_at_amds_root_and_has_another_layout() -> None:
     chain, product = sev_snp._chain(leaf, chains.certificates(content("virtee-sev/cert_chain_turin"), "x"))
     chains.require_chain(chain, sev_snp.ROOTS[product], samples.TODAY, "x")
     assert product == "Turin"
-    assert sev_snp.versions(bytes([1, 2, 3, 4, 0, 0, 0, 5]), "Turin") == {
+    assert sev_snp.tcb_versions(bytes([1, 2, 3, 4, 0, 0, 0, 5]), "Turin") == {
         "fmc": 1, "bootloader": 2, "tee": 3, "snp": 4, "microcode": 5
     }  # fmt: skip
-    assert sev_snp.versions(bytes([1, 2, 0, 0, 0, 0, 3, 4]), "Genoa") == {
+    assert sev_snp.tcb_versions(bytes([1, 2, 0, 0, 0, 0, 3, 4]), "Genoa") == {
         "bootloader": 1, "tee": 2, "snp": 3, "microcode": 4
     }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_reports_that_do_not_name_their_processor_need_it_named_and_a_clouds_key
         assert refused.value.reason == reason
     with pytest.raises(Unreachable):
         asyncio.run(work("Milan", "Milan"))
-    turin = replace(sev_snp.Report.parse(SAMPLES["Milan"].evidence.raw), reported=bytes([1, 2, 3, 4, 0, 0, 0, 5]))
+    turin = replace(sev_snp.Report.parse(SAMPLES["Milan"].evidence.raw), reported_tcb=bytes([1, 2, 3, 4, 0, 0, 0, 5]))
     path = fetch.amd_paths(turin, "Turin")["key.der"]
     assert (
         path.endswith("?fmcSPL=01&blSPL=02&teeSPL=03&snpSPL=04&ucodeSPL=05")

@@ -9,7 +9,7 @@ import pytest
 
 from milkglass.audit import key_budget as curve
 from milkglass.audit.audit import key_budget
-from milkglass.audit.key_budget import crossing, measured_sizes, tokens_to_reach
+from milkglass.audit.key_budget import curve_sizes, tokens_at_share, tokens_to_reach
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.audit.run import RECIPE, run
@@ -25,17 +25,17 @@ from milkglass.threat.truth import Truth
 
 
 def test_sizes_grow_by_half_decades_and_end_with_everything() -> None:
-    assert measured_sizes(50_000) == [1000, 3000, 10_000, 32_000, 50_000]
-    assert measured_sizes(34_000) == [1000, 3000, 10_000, 34_000]
-    assert measured_sizes(500) == [500]
+    assert curve_sizes(50_000) == [1000, 3000, 10_000, 32_000, 50_000]
+    assert curve_sizes(34_000) == [1000, 3000, 10_000, 34_000]
+    assert curve_sizes(500) == [500]
 
 
 def test_a_crossing_lies_between_two_points_on_a_logarithmic_scale() -> None:
     points = [BudgetPoint("a", 1000, 0.0, 0.0), BudgetPoint("a", 100_000, 0.0, 0.5)]
-    assert crossing(points, 0.25) == 10_000
-    assert crossing(points, 0.5) == 100_000
-    assert crossing(points, 0.6) is None
-    assert crossing([BudgetPoint("a", 1000, 0.0, 0.7)], 0.1) == 1000
+    assert tokens_at_share(points, 0.25) == 10_000
+    assert tokens_at_share(points, 0.5) == 100_000
+    assert tokens_at_share(points, 0.6) is None
+    assert tokens_at_share([BudgetPoint("a", 1000, 0.0, 0.7)], 0.1) == 1000
 
 
 def test_each_attacker_has_its_own_thresholds() -> None:

@@ -53,8 +53,8 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
 
     both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
     assert plan.seconds == pytest.approx(2 * both)
-    assert (plan.attacks, plan.open_ended) == (2, ("Inversion model",))
-    assert estimate(it, attacks, budget=900).open_ended == (), "four times its least time is not there"
+    assert (plan.attack_count, plan.open_ended_titles) == (2, ("Inversion model",))
+    assert estimate(it, attacks, budget=900).open_ended_titles == (), "four times its least time is not there"
     known = {**attacks, "decipherment": Decipherment()}
     text = it.adversaries[1].knowledge.corpus
     assert text is not None
@@ -68,12 +68,12 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, tokens=0.0))
     it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
     plan = estimate(it, attacks, budget=200)
-    assert (plan.attacks, plan.open_ended) == (1, ()), "100 s of 200 are left"
-    assert plan.late == (LanguageModel.title,), "what others surpass is not missed"
-    assert plan.enough == 400, "300 s are left of it"
+    assert (plan.attack_count, plan.open_ended_titles) == (1, ()), "100 s of 200 are left"
+    assert plan.late_titles == (LanguageModel.title,), "what others surpass is not missed"
+    assert plan.enough_seconds == 400, "300 s are left of it"
     plan = estimate(it, attacks, budget=400)
-    assert (plan.attacks, plan.late) == (2, ()) and math.isnan(plan.enough)
-    assert ClusterSolve.title in estimate(it, attacks, budget=160).late, "60 % of it is too little for the chain"
+    assert (plan.attack_count, plan.late_titles) == (2, ()) and math.isnan(plan.enough_seconds)
+    assert ClusterSolve.title in estimate(it, attacks, budget=160).late_titles, "60 % of it is too little for the chain"
     line = plan_text(estimate(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 

@@ -84,7 +84,7 @@ def test_rows_with_labels_are_read_by_all(
 ) -> None:
     rows = clean(tmp_path, name, write, options)
     none = ColumnOptions()
-    of_training: Summary = none.training(rows)[1]
+    of_training: Summary = none.read_training(rows)[1]
     assert (of_training.rows, of_training.pairs, of_training.counts) == (100, paired, (50, 50))
     own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
@@ -104,7 +104,7 @@ def test_rows_with_labels_are_read_by_all(
 def test_conversations_are_read_by_all_that_take_them(name: str, write: Write, tmp_path: Path, decoder: Owner) -> None:
     rows = clean(tmp_path, name, write, ())
     none = ColumnOptions()
-    assert none.training(rows)[1].task == "causal-lm"
+    assert none.read_training(rows)[1].task == "causal-lm"
     assert summarise(none.texts(rows)).rows == 100
     require_rows(rows, shape_of(rows))
     done = call("encode", "--in", rows, "--key", decoder.path, "--out", tmp_path / "rows.parquet")

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_group
 
 from milkglass.cli.main import app
-from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed
+from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed_options
 from milkglass.errors import UsageError
 from milkglass.server.spec import LORA_SETTINGS, Hyperparameters, hyperparameters_of
 from tests.cli.kit import Owner, call, refused
@@ -202,7 +202,7 @@ def test_a_setting_of_lora_is_refused_where_all_weights_are_trained(name: str) -
 
 
 def test_what_differs_from_the_defaults() -> None:
-    assert changed(SplitOptions()) == {}
-    assert changed(SplitOptions(epsilon=2.0, no_sanitize=True)) == {"--epsilon": 2.0, "--no-sanitize": True}
-    assert changed(KeyOptions(Path("k"), "m")) == {"--key": Path("k"), "--model": "m"}
-    assert changed(ServerOptions("x", allow_http=True)) == {"--server": "x", "--allow-http": True}
+    assert changed_options(SplitOptions()) == {}
+    assert changed_options(SplitOptions(epsilon=2.0, no_sanitize=True)) == {"--epsilon": 2.0, "--no-sanitize": True}
+    assert changed_options(KeyOptions(Path("k"), "m")) == {"--key": Path("k"), "--model": "m"}
+    assert changed_options(ServerOptions("x", allow_http=True)) == {"--server": "x", "--allow-http": True}

@@ -327,7 +327,7 @@ def test_answers(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def answered() -> tuple[list[list[int]], np.ndarray]:
         model = device.moved(tiny.build("llama-tied"))
-        return [one.tolist() for one in generation.greedy(model, prompts, 6)], generation.row_losses(model, rows)[0]
+        return [one.tolist() for one in generation.greedy_ids(model, prompts, 6)], generation.row_losses(model, rows)[0]
 
     (here, losses), (there, again) = both(answered, other, monkeypatch)
     assert here == there

@@ -22,9 +22,9 @@ from milkglass.experiments.kinds.generation import (
     InstructionFile,
     attack_figures,
     cut_at_stop,
-    graded_guess,
-    greedy,
     greedy_answers,
+    greedy_ids,
+    guess_figures,
     instruction_figures,
     loss_figures,
     mean_figures,
@@ -98,11 +98,11 @@ def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
     texts = ["the nurse called", "my father has a fever"]
     sent = Sequences.of(codec.encode(texts).ids)
     made = GeneratedAnswers(sent, sent, ("the nurse called", "nothing of this"))
-    perfect = graded_guess(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
+    perfect = guess_figures(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
     assert {name: perfect[name] for name in READ} == {**dict.fromkeys(READ, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
     assert perfect["rouge-1 +-"] == 50, "one text of two"
     nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
-    read_nothing = graded_guess(nothing, codec, made, np.random.default_rng(0))
+    read_nothing = guess_figures(nothing, codec, made, np.random.default_rng(0))
     assert {read_nothing[name] for name in READ} == {0.0}
 
 
@@ -160,7 +160,7 @@ def test_instructions_are_graded_by_their_rules(
     codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model).eval()
     answered = codec.encode(["the nurse called"]).ids[0]
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "greedy", lambda *_: [answered, answered])
+        patch.setattr(generation, "greedy_ids", lambda *_: [answered, answered])
         kept: dict[str, str] = {}
         found = instruction_figures(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
         values = numbers(found)
@@ -169,7 +169,7 @@ def test_instructions_are_graded_by_their_rules(
     again = instruction_figures(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})
     assert [one.name for one in again] == [one.name for one in found]
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
-    (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)
+    (longer,), (first,) = greedy_ids(model, [prompt], 4), greedy_ids(model, [prompt], 1)
     assert len(longer) <= 4 and longer[0] == first[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
 from milkglass.experiments.procedures.one_gradient import SharedGradients
-from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
+from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, choose_rows
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
@@ -294,10 +295,11 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
 def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     tokenizer = load_tokenizer(data / "bert")
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
-    found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
+    row_filter = RowFilter(20, min_words=3, max_words=8)
+    found = choose_rows(tokenizer, examples, {"0": 0, "1": 1}, row_filter, np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
     with pytest.raises(UsageError, match="50 texts of 3 to 8 words"):
-        rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
+        choose_rows(tokenizer, examples, {"0": 0, "1": 1}, replace(row_filter, count=50), np.random.default_rng(0))
 
 
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
@@ -342,10 +344,10 @@ def test_recipes_that_cannot_be(data: Path, tmp_path: Path, change: tuple[str, s
         SharedTraining.read(written(TRAINING.replace(*change), data / "bert", tmp_path))
 
 
-def test_a_guard_is_both() -> None:
-    guard = DefenceSpec.of("x", {"ghost": {"k": 7, "way": "nearest"}, "shield": "gaussian"})
-    assert isinstance(guard.shield, GaussianNoise)
-    assert guard.ghost is not None and guard.ghost[0].k == 7 and guard.ghost[1].way == "nearest"
+def test_a_defence_is_both() -> None:
+    defence = DefenceSpec.of("x", {"ghost": {"k": 7, "way": "nearest"}, "shield": "gaussian"})
+    assert isinstance(defence.shield, GaussianNoise)
+    assert defence.ghost is not None and defence.ghost[0].k == 7 and defence.ghost[1].way == "nearest"
 
 
 def test_a_gradient_recipe_needs_whole_batches(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     symbols = torch.zeros(len(codec.sigma), dtype=torch.long)
     pair = AnsweringPair(client, server, CombinedDistribution(symbols, 0.0), end_ids(base.folder))
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
-    expected = generation.greedy(client, [prompt], 6)[0].tolist()
+    expected = generation.greedy_ids(client, [prompt], 6)[0].tolist()
     assert pair.greedy(torch.from_numpy(prompt).long(), 6) == expected
     rows = TrainingDataset(out / "plain" / "validation.safetensors", "causal-lm", 128)
     chats = [one.messages for one in generation.read_examples(out / "data" / "validation.jsonl")]

@@ -11,7 +11,7 @@ import torch
 from milkglass.errors import CorruptCheckpoint, EmptyText, TooLong, UsageError
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of, grouped, in_batches
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, length_groups, padded_batch, padded_batches
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.threat.defence import LabelledTexts
@@ -28,7 +28,7 @@ def test_two_halves_are_the_whole(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = classifier(model, 3).eval()
     encoded = PublicTokenizer(model.folder, 64).encode([*TEXTS, "it"])
-    batch = batch_of(encoded, np.arange(5), 0 if name in ("bert", "distilbert") else 1)
+    batch = padded_batch(encoded, np.arange(5), 0 if name in ("bert", "distilbert") else 1)
     with torch.inference_mode():
         expected = whole(input_ids=batch.ids, attention_mask=batch.mask.long()).logits
         for layer in range(3):
@@ -43,7 +43,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
 
     model = base(tmp_path, name)
     lower, public = halves.Lower(classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
-    batch = batch_of(PublicTokenizer(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
+    batch = padded_batch(PublicTokenizer(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
     with torch.inference_mode():
         expected = public(input_ids=batch.ids, output_hidden_states=True).hidden_states[1]
         assert torch.allclose(lower(batch), expected, atol=1e-5)
@@ -55,7 +55,7 @@ def test_second_texts_are_told_apart_where_the_model_can(name: str, tmp_path: Pa
     lower = halves.Lower(classifier(model, 2), 1).eval()
     ids = PublicTokenizer(model.folder, 64).encode(TEXTS[:1]).ids
     types = (np.arange(len(ids.ids)) > 9).astype(np.int64)
-    found = [lower(batch_of(TokenizedTexts(ids, one), np.arange(1), 0)) for one in (None, types)]
+    found = [lower(padded_batch(TokenizedTexts(ids, one), np.arange(1), 0)) for one in (None, types)]
     assert torch.allclose(*found, atol=1e-6) == (name in ("distilbert", "mpnet"))
 
 
@@ -133,7 +133,7 @@ def test_a_special_token_in_a_text_is_text(bert: Checkpoint) -> None:
 
 def test_every_text_is_in_one_batch_and_none_is_too_large() -> None:
     lengths = np.random.default_rng(0).integers(1, 50, 300)
-    groups = list(grouped(lengths, 200))
+    groups = list(length_groups(lengths, 200))
     assert sorted(np.concatenate(groups).tolist()) == list(range(300))
     assert all(len(one) * lengths[one].max() <= 200 or len(one) == 1 for one in groups)
 
@@ -141,8 +141,8 @@ def test_every_text_is_in_one_batch_and_none_is_too_large() -> None:
 def test_batches_hold_the_ids_of_their_texts(bert: Checkpoint) -> None:
     encoded = PublicTokenizer(bert.folder, 64).encode(TEXTS)
     texts = list(encoded.ids)
-    for batch in in_batches(encoded, 0, 60):
-        for row, mask, number in zip(batch.ids, batch.mask, batch.numbers, strict=True):
+    for batch in padded_batches(encoded, 0, 60):
+        for row, mask, number in zip(batch.ids, batch.mask, batch.text_indices, strict=True):
             assert row[mask].tolist() == texts[number].tolist()
             assert not row[~mask].any()
 

@@ -146,20 +146,20 @@ def test_textobfuscators_noise_is_laplace_and_a_state_is_bounded() -> None:
 def test_both_losses_of_textobfuscator_are_the_literal_ones(count: int) -> None:
     x = states(12)
     clusters = torch.arange(12) % count
-    aids = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), count, 16)
-    means, present = aids.means(x, clusters)
+    auxiliary = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), count, 16)
+    means, present = auxiliary.batch_means(x, clusters)
     assert float(textobfuscator.repulsion(means)) == pytest.approx(literal.away(as64(x), clusters.tolist()), rel=1e-4)
-    aids.follow(means, present)
+    auxiliary.update(means, present)
     expected = literal.close(as64(x), clusters.tolist(), as64(means))
-    assert float(textobfuscator.close(x, aids.centres[clusters])) == pytest.approx(expected, rel=1e-5)
+    assert float(textobfuscator.attraction(x, auxiliary.centres[clusters])) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_centre_follows_its_tokens_and_leaves_others_alone() -> None:
-    aids = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), 3, 2)
-    aids.follow(torch.tensor([[1.0, 1.0]]), torch.tensor([1]))
-    aids.follow(torch.tensor([[2.0, 1.0]]), torch.tensor([1]))
-    assert torch.allclose(aids.centres, torch.tensor([[0.0, 0.0], [1.1, 1.0], [0.0, 0.0]]))
-    assert aids.seen.tolist() == [False, True, False]
+    auxiliary = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), 3, 2)
+    auxiliary.update(torch.tensor([[1.0, 1.0]]), torch.tensor([1]))
+    auxiliary.update(torch.tensor([[2.0, 1.0]]), torch.tensor([1]))
+    assert torch.allclose(auxiliary.centres, torch.tensor([[0.0, 0.0], [1.1, 1.0], [0.0, 0.0]]))
+    assert auxiliary.seen.tolist() == [False, True, False]
 
 
 def test_clusters_find_groups_that_are_far_apart() -> None:
@@ -177,7 +177,7 @@ def test_mixing_is_the_literal_one(mixing: str) -> None:
     keys = textmixer.keys_of(NoiseRoot(SECRET, "x"), mixing, 3, 16)
     parts = [states(5), states(9, seed=1), states(2, seed=2)]
     expected = literal.mixed([as64(one) for one in parts], [as64(one) for one in keys], 6)
-    assert np.allclose(textmixer.mixed(parts, keys, 6).numpy(), expected, atol=1e-5)
+    assert np.allclose(textmixer.mixture(parts, keys, 6).numpy(), expected, atol=1e-5)
 
 
 def test_rotations_are_orthogonal_and_differ_from_place_to_place() -> None:

@@ -18,7 +18,7 @@ from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.noise.root import NoiseRoot
@@ -120,7 +120,7 @@ def test_the_control_learns_and_sends_what_was_computed(send: str, bert: Checkpo
     assert torch.equal(one.hidden, two.hidden)
     encoded = PublicTokenizer(bert.folder, 32).encode(text)
     with torch.inference_mode():
-        states = client.lower(batch_of(encoded, np.array([0]), client.lower.pad))[0]
+        states = client.lower(padded_batch(encoded, np.array([0]), client.lower.pad))[0]
     expected = {"tokens": states, "mean": states.mean(0)[None], "first": states[:1]}[send]
     torch.testing.assert_close(one.hidden, expected)
 
@@ -175,13 +175,13 @@ def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apar
         )
         client, _ = split(defence, bert, tmp_path / str(gamma), corpus=task())
         encoded = client.reader.encode(task().texts)
-        centres = defence.aids(bert, client.lower, encoded, client._root)
+        centres = defence.make_auxiliary(bert, client.lower, encoded, client._root)
         quiet = TextObfuscator(layer=1, scale=0.0, clip=None)
         client.defence = quiet
         states = client.observe(encoded.ids, 0).hidden
         clusters = centres.cluster[torch.from_numpy(encoded.ids.ids)]
-        means, present = centres.means(states, clusters)
-        centres.follow(means, present)
+        means, present = centres.batch_means(states, clusters)
+        centres.update(means, present)
         return float((states - centres.centres[clusters]).square().mean() / -repulsion(means))
 
     assert within(3.0) < 0.5 * within(0.0)
@@ -207,17 +207,17 @@ def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None
     defence = CAPE(epsilon=50.0, w_adv=0.7)
     lower = halves.Lower(classifier(bert, 2), 2).eval()
     encoded = PublicTokenizer(bert.folder, 32).encode(task(8).texts)
-    adversary = defence.aids(bert, lower, encoded, defence.root(SECRET))
+    adversary = defence.make_auxiliary(bert, lower, encoded, defence.root(SECRET))
     assert isinstance(adversary, cape.WordAdversary)
-    batch = batch_of(encoded, np.arange(8), 0)
+    batch = padded_batch(encoded, np.arange(8), 0)
     found = []
     for reverse in (True, False):
         lower.zero_grad()
         hidden = lower(batch)
-        step = TrainingStep(batch.ids, batch.mask, hidden, torch.zeros(8, dtype=torch.long), batch.numbers, 0)
+        step = TrainingStep(batch.ids, batch.mask, hidden, torch.zeros(8, dtype=torch.long), batch.text_indices, 0)
         sent, _ = defence.disturbed(step, defence.root(SECRET))
         bag = adversary.bag(batch.ids, batch.mask)
-        (defence.extra(step, sent, adversary) if reverse else adversary(sent[:, 0], bag)).backward()
+        (defence.auxiliary_loss(step, sent, adversary) if reverse else adversary(sent[:, 0], bag)).backward()
         found.append(next(one.grad for name, one in lower.named_parameters() if "word_embeddings" in name).clone())
     assert found[1].abs().max() > 0
     assert torch.allclose(found[0], -0.7 * found[1], rtol=1e-3, atol=1e-8)

@@ -14,7 +14,7 @@ from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Example, checked, read_examples, read_texts, summarise, unlabelled
+from milkglass.rows.examples import Example, checked_summary, read_examples, read_texts, summarise, unlabelled
 
 SECRET = "zanzibar"
 ROWS = [
@@ -372,12 +372,12 @@ def test_labels_with_a_fraction_are_no_classes(suffix: str, cells: list[Any], tm
     path = as_written(tmp_path, suffix, [{"text": "x", "label": one} for one in cells])
     file = DataFile(path, skip_empty=True)
     with pytest.raises(CodecError, match="column label of mine") as caught:
-        checked(file, None)
+        checked_summary(file, None)
     assert "--task regression" in caught.value.hint
     with pytest.raises(CodecError, match="column label of mine"):
         labels_of([file])
-    assert checked(file, "regression").scale is not None
-    assert checked(file, "classification").rows == len(cells) - cells.count("nan")  # names, such as versions
+    assert checked_summary(file, "regression").scale is not None
+    assert checked_summary(file, "classification").rows == len(cells) - cells.count("nan")  # names, such as versions
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])

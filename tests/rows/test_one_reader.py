@@ -23,7 +23,7 @@ from milkglass.errors import CodecError, EmptyText, MilkglassError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.blocks import blocks_of, require_rows, shape_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import checked, examples_of, read_examples, read_texts, summarise
+from milkglass.rows.examples import checked_summary, examples_of, read_examples, read_texts, summarise
 from milkglass.rows.lines import pairs_of
 from milkglass.rows.sets.catalogue import load
 from milkglass.rows.write import write
@@ -140,7 +140,7 @@ def test_options_of_columns_make_rows_of_json_lines(tmp_path: Path) -> None:
 
 # --- files that cannot be read: one message, whoever reads ------------------------------------------------------------
 READERS: dict[str, Callable[[Path], Any]] = {
-    "finetune": lambda path: checked(DataFile(path), "classification"),
+    "finetune": lambda path: checked_summary(DataFile(path), "classification"),
     "compare and audit": examples_of,
     "federated": lambda path: labels_of([path]),
     "classify": lambda path: texts_to_classify(None, path, ColumnOptions(text_column="text")),

@@ -114,7 +114,7 @@ def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
         defence = replace(SMALL["dp-forward"], training=replace(HOW, epochs=2, max_steps=most))
         steps.clear()
         train.train_and_write(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
-        assert sum(steps) == train.steps_of(defence, len(DATA.corpus.texts)) == (most or 4)
+        assert sum(steps) == train.step_count(defence, len(DATA.corpus.texts)) == (most or 4)
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     wrong = [1 - found[0], *found[1:], 0]
     reported: list[int] = []
     judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), reported.append)
-    assert (judged.right, judged.texts, judged.left_out, sum(reported)) == (0.75, 4, 1, 4)
+    assert (judged.accuracy, judged.text_count, judged.left_out_count, sum(reported)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts"):
         evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), reported.append)
 

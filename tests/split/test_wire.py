@@ -23,7 +23,7 @@ from milkglass.client.remote.connection import Connection
 from milkglass.errors import RemoteError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.tokens import in_batches
+from milkglass.hidden_states.tokens import padded_batches
 from milkglass.split.client import Wire, _logits
 from milkglass.split.spec import EncoderInfo
 from milkglass.threat.observations import Activations
@@ -127,7 +127,7 @@ def test_the_noise_that_crosses_has_its_law(noisy: Made) -> None:
     for text in TEXTS * 10:
         sent = frames.decode(client.frame([text]))
         with torch.inference_mode():
-            (batch,) = in_batches(client.reader.encode([text]), client.lower.pad)
+            (batch,) = padded_batches(client.reader.encode([text]), client.lower.pad)
             hidden = client.lower(batch)[0]
         clipped = hidden * min(1.0, defence.clip / float(hidden.norm()))
         residue.append((sent.hidden - clipped).flatten())

@@ -56,11 +56,11 @@ def product_of(report: sev_snp.Report) -> str | None:
 
 def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
     """Returns the path of each file at AMD's service, by the name that it gets."""
-    if report.signing_key != sev_snp.VCEK:
+    if report.signing_key != sev_snp.SIGNED_BY_VCEK:
         raise AttestationError(
             "vlek", "the cloud's own key signed (VLEK): AMD does not hand it out", "its host gives the certificate"
         )
-    tcb = sev_snp.versions(report.reported, product)
+    tcb = sev_snp.tcb_versions(report.reported_tcb, product)
     names = {"bootloader": "blSPL", "tee": "teeSPL", "snp": "snpSPL", "microcode": "ucodeSPL", "fmc": "fmcSPL"}
     query = "&".join(f"{names[part]}={number:02}" for part, number in tcb.items())
     chip = report.chip_id[:8] if product == "Turin" else report.chip_id

@@ -32,19 +32,25 @@ ROOTS = {
     "Genoa": "429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831",
     "Turin": "4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08",
 }
-DEBUG, MIGRATION, RESERVED = 1 << 19, 1 << 18, 1 << 17  # of the guest's policy
-ALIAS_CHECKED = 1 << 5  # of the platform's information
-OID = "1.3.6.1.4.1.3704.1."
-SPL = {f"{OID}3.1": "bootloader", f"{OID}3.2": "tee", f"{OID}3.3": "snp", f"{OID}3.8": "microcode", f"{OID}3.9": "fmc"}
-HWID, CSP = f"{OID}4", f"{OID}5"
-# The place of each component in the eight bytes of a version; Turin's differ
-LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
-LAYOUT_TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
+POLICY_DEBUG, POLICY_MIGRATION, POLICY_ALWAYS_SET = 1 << 19, 1 << 18, 1 << 17
+PLATFORM_ALIAS_CHECKED = 1 << 5
+AMD_OID = "1.3.6.1.4.1.3704.1."
+COMPONENT_OF_OID = {
+    f"{AMD_OID}3.1": "bootloader",
+    f"{AMD_OID}3.2": "tee",
+    f"{AMD_OID}3.3": "snp",
+    f"{AMD_OID}3.8": "microcode",
+    f"{AMD_OID}3.9": "fmc",
+}
+OID_CHIP, OID_CLOUD = f"{AMD_OID}4", f"{AMD_OID}5"
+# The byte of each component in a TCB_VERSION of eight bytes
+TCB_LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
+TCB_LAYOUT_TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
 NO_AGENT = (bytes(32), b"\xff" * 32)  # how a guest without a migration agent is written
-VCEK, VLEK = 0, 1  # of the signing key's number
+SIGNED_BY_VCEK, SIGNED_BY_VLEK = 0, 1  # values of SIGNING_KEY
 MAX_VMPL = 3  # of a guest; a report that the host asked for has 0xffffffff
-MAX_GIVEN = {"key": 16, "chain": 8}  # files, each pair of which costs time
-AUTHORITY = 1  # in a chain: the first certificate that AMD's revocation lists are about
+MAX_FILES = {"key": 16, "chain": 8}  # each pair of files costs time
+AUTHORITY_INDEX = 1  # in a chain: the first certificate that AMD's revocation lists are about
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,11 @@ class Report:
     """The fields of a report.
 
     Attributes:
-        raw: all bytes.
-        policy, platform: flags of the guest's policy and of the platform.
-        signing_key: its number.
-        reported, committed, launch: eight bytes of versions each.
+        raw: the whole report.
+        policy, platform: the bits of GUEST_POLICY and of PLATFORM_INFO.
+        signing_key: which key signed: `SIGNED_BY_VCEK` or `SIGNED_BY_VLEK`; a report may name others.
+        report_data, measurement: 64 bytes that the guest chose, and the digest of what it was launched with.
+        reported_tcb, committed_tcb, launch_tcb: the eight bytes of a TCB_VERSION each, see `tcb_versions`.
     """
 
     raw: bytes
@@ -68,13 +75,13 @@ class Report:
     measurement: bytes
     chip_id: bytes
     migration_agent: bytes
-    reported: bytes
-    committed: bytes
-    launch: bytes
+    reported_tcb: bytes
+    committed_tcb: bytes
+    launch_tcb: bytes
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Parses a report. Raises AttestationError for anything else."""
+        """Parses the 1,184 bytes of a report. Raises AttestationError if they are none, or say what no guest gets."""
         if len(raw) != REPORT_BYTES:
             raise AttestationError("size", f"an SEV-SNP report has {REPORT_BYTES:,} bytes, and this one {len(raw):,}")
         (version,), (policy,), (vmpl, algorithm) = (
@@ -92,7 +99,7 @@ class Report:
             )
         if any(raw[SIGNATURE_END:]):
             raise AttestationError("unsigned", "bytes that nobody signs are not 0")
-        if not policy & RESERVED:
+        if not policy & POLICY_ALWAYS_SET:
             raise AttestationError("policy", f"the guest's policy {policy:#x} lacks the bit that is always set")
         return cls(
             raw, version, policy, vmpl, platform, key >> 2 & 7, raw[0x50:0x90], raw[0x90:0xC0],
@@ -102,26 +109,27 @@ class Report:
 
 
 def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> VerifiedMachine:
-    """Verifies a report.
+    """Verifies a report's bytes, signature and certificates. Returns what it proves of the machine.
 
     Args:
         collateral: "key": the VCEK's or VLEK's certificate; "chain": its authority and AMD's root, in any order. Of
             more names that begin with these, the first that fit the report count; of "crl...", all revocation lists.
-        now: the time.
+        now: the time for which certificates and revocation lists must hold.
 
     Raises:
         AttestationError: with the first fault.
     """
     report = Report.parse(raw)
-    if report.signing_key not in (VCEK, VLEK):
+    if report.signing_key not in (SIGNED_BY_VCEK, SIGNED_BY_VLEK):
         raise AttestationError("signature", f"the report is signed by key {report.signing_key}, neither VCEK nor VLEK")
     chain, product, tcb = _signers(report, collateral, now)
     lists = [value for name, value in collateral.items() if name.startswith("crl")]
-    current = require_not_revoked(chain, lists, now, "the processor", AUTHORITY)
+    list_is_current = require_not_revoked(chain, lists, now, "the processor", AUTHORITY_INDEX)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
-        report.chip_id.hex() if any(report.chip_id) else "", tcb, "", tuple(_claims(report, product, tcb, current)),
-        versions(report.launch, product),
+        report.chip_id.hex() if any(report.chip_id) else "", tcb, "",
+        tuple(_claims(report, product, tcb, list_is_current)),
+        tcb_versions(report.launch_tcb, product),
     )  # fmt: skip
 
 
@@ -133,17 +141,17 @@ def _signers(
     A host's cache may hand over an old key beside the right one of the client.
 
     Raises:
-        AttestationError: no key and chain fit; with the fault of the first.
+        AttestationError: no key and chain fit. It names the fault of the first pair.
     """
     given = dict[str, list[bytes]]()
-    for name, most in MAX_GIVEN.items():
+    for name, max_files in MAX_FILES.items():
         given[name] = list(dict.fromkeys(file for other, file in collateral.items() if other.startswith(name)))
         if not given[name]:
             raise AttestationError(
                 "collateral", f"the processor's {name} is missing", "`milkglass attest fetch` gets it from AMD"
             )
-        if len(given[name]) > most:
-            raise AttestationError("size", f"{len(given[name])} files {name}..., at most {most} are read")
+        if len(given[name]) > max_files:
+            raise AttestationError("size", f"{len(given[name])} files {name}..., at most {max_files} are read")
     faults = list[AttestationError]()
     for key, authorities in itertools.product(given["key"], given["chain"]):
         try:
@@ -162,13 +170,13 @@ def _signers_of(
     require_chain(chain, ROOTS[product], now, f"the {product} processor")
     r, s = (int.from_bytes(report.raw[at : at + 72], "little") for at in (SIGNED_BYTES, SIGNED_BYTES + 72))
     require_signed(leaf.public_key(), r, s, report.raw[:SIGNED_BYTES], "the report")
-    tcb = versions(report.reported, product)
-    _require_key_of(report, leaf, tcb, product)
+    tcb = tcb_versions(report.reported_tcb, product)
+    _require_matching_key(report, leaf, tcb, product)
     return chain, product, tcb
 
 
 def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tuple[list[x509.Certificate], str]:
-    """Returns the chain in order and the product, by the root's name. Other authorities in a file are left out."""
+    """Returns the key, its authority and the root in this order, and the product that the root's name says."""
     issuer = next((cert for cert in certificates if cert.subject == leaf.issuer and cert.subject != cert.issuer), None)
     root = None if issuer is None else next((cert for cert in certificates if cert.subject == issuer.issuer), None)
     if issuer is None or root is None:
@@ -180,59 +188,59 @@ def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tupl
     return [leaf, issuer, root], product
 
 
-def versions(raw: bytes, product: str) -> dict[str, int]:
-    """Returns the version of each component of the firmware."""
-    return {name: raw[at] for name, at in (LAYOUT_TURIN if product == "Turin" else LAYOUT).items()}
+def tcb_versions(raw: bytes, product: str) -> dict[str, int]:
+    """Returns the version of each component of the firmware, from a TCB_VERSION of eight bytes."""
+    return {name: raw[at] for name, at in (TCB_LAYOUT_TURIN if product == "Turin" else TCB_LAYOUT).items()}
 
 
-def _require_key_of(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
+def _require_matching_key(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
     """Checks that the key was made for this chip and these versions. Raises AttestationError."""
     value_of = {extension.oid.dotted_string: extension.value for extension in leaf.extensions}
     values = {name: value.value for name, value in value_of.items() if isinstance(value, x509.UnrecognizedExtension)}
-    stated = {name: _small_integer(values[oid]) for oid, name in SPL.items() if oid in values}
+    stated = {name: _small_integer(values[oid]) for oid, name in COMPONENT_OF_OID.items() if oid in values}
     if {name: stated.get(name) for name in tcb} != dict(tcb):
         raise AttestationError("tcb", f"the report states the versions {dict(tcb)}, and its key is for {stated}")
-    if report.signing_key == VLEK:
-        if HWID in values or CSP not in values:
+    if report.signing_key == SIGNED_BY_VLEK:
+        if OID_CHIP in values or OID_CLOUD not in values:
             raise AttestationError("key", "the report says that a VLEK signed it, and the certificate is none")
         return
-    chip = values.get(HWID, b"")
+    chip = values.get(OID_CHIP, b"")
     if not chip or report.chip_id[: len(chip)] != chip or any(report.chip_id[len(chip) :]):
         raise AttestationError("key", "the report names another chip than its key's certificate")
 
 
 def _small_integer(raw: bytes) -> int | None:
-    """Returns a small DER INTEGER."""
+    """Returns the value of a DER INTEGER of one or two bytes. None: it is not that."""
     return int.from_bytes(raw[2:], "big") if raw[:1] == b"\x02" and len(raw) in (3, 4) else None
 
 
-def _claims(report: Report, product: str, tcb: Mapping[str, int], current: bool) -> list[Claim]:
+def _claims(report: Report, product: str, tcb: Mapping[str, int], list_is_current: bool) -> list[Claim]:
     firmware = ", ".join(f"{name} {number}" for name, number in tcb.items())
     claims = [proven("processor", f"an AMD {product} with SEV-SNP, firmware {firmware}")]
     if product == "Milan":
         text = "keys of Milan were extracted: anyone can forge this report, and no line of it is proven"
         claims.append(weak("processor", text, FORGEABLE, "not checked", bad=True))
-    if report.signing_key == VLEK:
+    if report.signing_key == SIGNED_BY_VLEK:
         claims.append(weak("machine", "a key of the cloud signed (VLEK): nothing says which machine this is", "vlek"))
     elif any(report.chip_id):
         claims.append(proven("machine", f"the chip {report.chip_id.hex()[:16]}..."))
-    if report.policy & DEBUG:
+    if report.policy & POLICY_DEBUG:
         claims.append(weak("debug", "the host may debug the guest, and read its memory", "debug", bad=True))
     else:
         claims.append(proven("debug", "the host cannot debug the guest"))
-    if report.policy & MIGRATION or report.migration_agent not in NO_AGENT:
+    if report.policy & POLICY_MIGRATION or report.migration_agent not in NO_AGENT:
         claims.append(weak("migration", "a migration agent may move the guest, with its memory", "migration", bad=True))
     if report.vmpl:
         claims.append(proven("level", f"the software that asked runs at privilege level {report.vmpl}, not 0"))
-    if report.platform & ALIAS_CHECKED:
+    if report.platform & PLATFORM_ALIAS_CHECKED:
         claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
     else:
         text = "the firmware states no check of memory aliases at boot (BadRAM, CVE-2024-21944)"
         claims.append(weak("alias-check", text, "no-alias-check", "not checked"))
-    committed = versions(report.committed, product)
+    committed = tcb_versions(report.committed_tcb, product)
     if any(committed[name] < tcb[name] for name in tcb):
         claims.append(weak("rollback", f"the host can go back to the firmware {committed}", "rollback"))
-    if current:
+    if list_is_current:
         text = "AMD's revocation list does not name the authority of its key"
         claims.append(Claim("revocation", "affirming", "vendor states", text))
     else:

@@ -18,7 +18,7 @@ from milkglass.audit.plan import GRACE_SECONDS
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
-from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
+from milkglass.audit.report.verdict import level, unfinished, verdict, what_crosses
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
@@ -67,7 +67,7 @@ def audit(
         public={name: len(corpus_.ids) for name, corpus_ in public.items()},
         vocabulary=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words_of_adversaries, finished.cells, crossing(scene)),
+        verdict=verdict(best, words_of_adversaries, finished.cells, what_crosses(scene)),
         level=level(best, finished.cells),
         unfinished=tuple(unfinished(best, finished.cells)),
         adversaries=words_of_adversaries,
@@ -125,8 +125,8 @@ def key_budget(
         if adversary.knowledge.corpus is None:
             continue
         alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
-        for size in curve.measured_sizes(len(scene.truth.sent.ids)):
-            subset, tokens = curve.beginning(replace(scene, adversaries=(alone,)), size)
+        for size in curve.curve_sizes(len(scene.truth.sent.ids)):
+            subset, tokens = curve.first_texts_of(replace(scene, adversaries=(alone,)), size)
             (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break

@@ -22,35 +22,39 @@ REACHED_SHARES = (0.10, 0.25, 0.50)
 FIRST_TOKENS = 1000
 
 
-def measured_sizes(total: int) -> list[int]:
-    """Returns the numbers of tokens at which is measured, of a text of `total` tokens."""
-    steps = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
-    return [*(step for step in steps if step < 0.8 * total), total]
+def curve_sizes(total_tokens: int) -> list[int]:
+    """Returns how many tokens each point of the curve has, in a text of `total_tokens`: 1,000, 3,000, ... and all."""
+    sizes = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
+    return [*(size for size in sizes if size < 0.8 * total_tokens), total_tokens]
 
 
-def beginning(scene: Scene, token_count: int) -> tuple[Scene, int]:
-    """Returns the scene with its first texts, and how many tokens these have: `token_count` or more if possible."""
+def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
+    """Returns the scene with its first texts alone, which have `token_count` tokens or some more, and their number."""
     sent = scene.truth.sent
     text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
-    first = np.arange(min(text_count, len(sent)))
-    first_texts = sent.chosen(first)
+    indices = np.arange(min(text_count, len(sent)))
+    first_texts = sent.chosen(indices)
     others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
     transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)
-    original = None if scene.truth.original is None else scene.truth.original.chosen(first)
+    original = None if scene.truth.original is None else scene.truth.original.chosen(indices)
     truth = replace(scene.truth, sent=first_texts, original=original)
     return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)
 
 
-def shares_read(scene: Scene, reading: Ids) -> tuple[float, float]:
-    """Returns the shares of running and of content tokens that are read correctly, nan if there are no such tokens."""
+def shares_read(scene: Scene, guess_ids: Ids) -> tuple[float, float]:
+    """Returns the shares of all and of content tokens that are read correctly; nan if there are no such tokens.
+
+    Args:
+        guess_ids: (tokens sent,) the public id that the attack reads at each place.
+    """
     sent = scene.truth.tokens
-    counted = scene.truth.ordinary[sent.ids]
-    is_right = reading == sent.ids
+    is_counted = scene.truth.ordinary[sent.ids]
+    is_right = guess_ids == sent.ids
 
     def share(among: NDArray[np.bool_]) -> float:
         return float(is_right[among].mean()) if among.any() else float("nan")
 
-    return share(counted), share(counted & scene.truth.content[sent.ids])
+    return share(is_counted), share(is_counted & scene.truth.content[sent.ids])
 
 
 def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
@@ -65,13 +69,13 @@ def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
             (point for point in points if point.adversary == attacker and not math.isnan(point.content)),
             key=lambda point: point.tokens,
         )
-        reached = {f"{100 * share:.0f} %": crossing(points_of_attacker, share) for share in REACHED_SHARES}
+        reached = {f"{100 * share:.0f} %": tokens_at_share(points_of_attacker, share) for share in REACHED_SHARES}
         result[attacker] = {share: tokens for share, tokens in reached.items() if tokens is not None}
     return result
 
 
-def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
-    """Returns the number of tokens at which this share is reached. None: it is not."""
+def tokens_at_share(points: Sequence[BudgetPoint], share: float) -> int | None:
+    """Returns after how many tokens one attacker's curve reaches this share of content tokens. None: it does not."""
     for last_below, first_above in zip([None, *points], points, strict=False):
         if first_above.content >= share:
             if last_below is None:

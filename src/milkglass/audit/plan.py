@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from milkglass.attacks.assignment import Solver
-from milkglass.audit.key_budget import measured_sizes
+from milkglass.audit.key_budget import curve_sizes
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
-SPARE_FACTOR = 4  # an attack of long training that others surpass is begun only with so many times its least time
+SPARE_FACTOR = 4  # a baseline of long training is begun only with so many times its least time
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
@@ -43,7 +43,7 @@ class AttackTurn:
 
     @property
     def is_solver_without_text(self) -> bool:
-        """Returns whether this is a solver without text. These are the chain."""
+        """Returns whether it is one of the chain: a solver that needs no text of the attacker's."""
         return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
 
     @property
@@ -52,16 +52,16 @@ class AttackTurn:
 
     @property
     def must_run(self) -> bool:
-        """Returns whether it must run even if the chain used up the budget: such attacks are cheap and read most."""
+        """Returns whether it runs even if the chain used up the budget: such attacks are cheap and read most."""
         return self.takes_candidates and not self.min_seconds and not self.is_solver_without_text
 
     @property
-    def least(self) -> float:
-        """Returns the seconds that must be left when its turn comes."""
+    def begin_seconds(self) -> float:
+        """Returns the seconds that must be left for it to be begun."""
         return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
     def share(self, seconds_left: float) -> float:
-        """Returns its part of the seconds: not all of them if others wait for it or it would use everything."""
+        """Returns how many of the seconds left it may use: not all if others need its result or it uses all it gets."""
         seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left
@@ -73,12 +73,12 @@ class AttackTurn:
             else seconds_left
         )
 
-    def late(self, seconds_left: float) -> str:
+    def why_late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""
         if seconds_left <= 0 and not self.must_run:
             return "the budget was spent before its turn"
-        if self.least and seconds_left < self.least:
-            return f"it is begun only with {self.least:.0f} s of the budget left: give a longer --budget"
+        if self.begin_seconds and seconds_left < self.begin_seconds:
+            return f"it is begun only with {self.begin_seconds:.0f} s of the budget left: give a longer --budget"
         return ""
 
     @property
@@ -92,7 +92,8 @@ class AttackTurn:
             return 0 if self.must_run else 1
         return 2 if "candidates" in self.attack.assumes else 3
 
-    def result_by(self, adversary: Adversary) -> AttackResult:
+    def not_run_result(self, adversary: Adversary) -> AttackResult:
+        """Returns the result of this attack before it runs."""
         return AttackResult(
             self.name,
             self.attack.title,
@@ -112,7 +113,7 @@ def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[At
 
 
 def scheduled_attacks(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
-    """Returns who runs what besides the chain, in order. The last attacker, who has most, comes first."""
+    """Returns each attack besides the chain with its attacker, in order. The attacker who has most comes first."""
     after_chain = [(turn, scene.players(turn.attack)) for turn in turns if not turn.is_solver_without_text]
     pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in after_chain if who in players]
     return sorted(pairs, key=lambda pair: pair[1].rank)
@@ -136,17 +137,17 @@ class TimeEstimate:
 
     Attributes:
         seconds: processor time of the attacks that declare their cost, and of the key's budget.
-        attacks: the number of these attacks.
-        open_ended: titles of the others, which use up to half of what is left of the budget.
-        late: titles of strong attacks for which too little time is left.
-        enough: seconds of a budget in which these end or at least begin. nan: there are none, or no budget was found.
+        attack_count: the number of these attacks.
+        open_ended_titles: the others, which use up to half of what is left of the budget.
+        late_titles: strong attacks for which too little time is left.
+        enough_seconds: a budget in which these end, or at least begin. nan: there are none, or no budget was found.
     """
 
     seconds: float
-    attacks: int
-    open_ended: tuple[str, ...]
-    late: tuple[str, ...] = ()
-    enough: float = math.nan
+    attack_count: int
+    open_ended_titles: tuple[str, ...]
+    late_titles: tuple[str, ...] = ()
+    enough_seconds: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -163,20 +164,20 @@ class _Step:
 
 
 def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
-    """Returns an estimate from the number of tokens, the size of the tables, and a short measurement of this machine.
+    """Estimates the time from the number of tokens, the size of the tables, and a short measurement of this machine.
 
     Args:
-        budget: in seconds.
+        budget: of the attacks, in seconds of processor time.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
     begun_steps, late_steps = _schedule(steps, budget)
     ended_steps = [step for step in begun_steps if step.seconds is not None]
-    curve_seconds = dict[str, float]()
+    curve_seconds_of = dict[str, float]()
     for step in ended_steps:
         if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
-            curve = (step.seconds or 0.0) * len(measured_sizes(sent)) / 2
-            curve_seconds[step.who.name] = max(curve_seconds.get(step.who.name, 0.0), curve)
-    seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds.values())
+            curve = (step.seconds or 0.0) * len(curve_sizes(sent)) / 2
+            curve_seconds_of[step.who.name] = max(curve_seconds_of.get(step.who.name, 0.0), curve)
+    seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds_of.values())
     open_ended = dict.fromkeys(step.turn.attack.title for step in begun_steps if step.seconds is None)
     titles = tuple(dict.fromkeys(step.turn.attack.title for step in late_steps))
     return TimeEstimate(
@@ -211,7 +212,7 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
     for step in steps:
         share = step.turn.share(seconds_left)
         needed = share if step.seconds is None else step.seconds
-        is_late = bool(step.turn.late(seconds_left))
+        is_late = bool(step.turn.why_late(seconds_left))
         if not is_late:
             begun.append(step)
             seconds_left -= min(needed, share)

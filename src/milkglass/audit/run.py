@@ -185,7 +185,7 @@ class _Runner:
         learnt: Sequence[Candidates] = (),
     ) -> FinishedAttack:
         """Runs an attack, grades it and stores the result. An error is its result, not the audit's."""
-        result = turn.result_by(who)
+        result = turn.not_run_result(who)
         try:
             finished = self._attempt(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
@@ -207,7 +207,7 @@ class _Runner:
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
-        if reason := turn.late(self.budget.left()):
+        if reason := turn.why_late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         seed_of_attack = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed

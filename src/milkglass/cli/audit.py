@@ -148,7 +148,7 @@ def _audit_key(
     """Audits an opened key. `texts` are the audited text, public text and known text."""
     text = texts["text"]
     assert text is not None
-    sources = columns.texts(text), columns.others(texts["public"]), columns.others(texts["known"])
+    sources = columns.read_texts(text), columns.read_optional(texts["public"]), columns.read_optional(texts["known"])
 
     from milkglass.audit.key_audit import identity, note_in_usage
     from milkglass.audit.key_scene import AuditFiles, key_scene
@@ -159,7 +159,7 @@ def _audit_key(
     codec = codec_of(unlocked, model)
     folder = resolve(model or unlocked.key.info.model)
     server_record = None if server_transcript is None else transcript_file.load(server_transcript)
-    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.decides()}
+    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.changed_fields()}
 
     def staged(stage: Stage) -> Scene:
         return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
@@ -211,13 +211,13 @@ def sleeping_threads() -> None:
 
 
 def run_audit(
-    staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
+    staged: Callable[[Stage], Scene], identity: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path, str]:
     """Runs any audit: the scene, all attacks on it, and the report in `out`.
 
     Args:
         staged: makes the scene.
-        about: what decides the result.
+        identity: all that decides the result, so that only the same audit goes on.
 
     Returns:
         The audit, its page, and a larger budget for attacks that did not end.
@@ -228,7 +228,7 @@ def run_audit(
     from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
-        scene, work = open_scene(staged, about, out, stage)
+        scene, work = open_scene(staged, identity, out, stage)
         plan = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
             if finished := work.finished_count():
@@ -250,14 +250,16 @@ def run_audit(
 def plan_text(plan: TimeEstimate, budget: str) -> str:
     """Returns how long the attacks will take, and which ones the budget leaves no time for."""
     announcement = (
-        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
+        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for "
+        f"{plan.attack_count} of them"
     )
-    if plan.open_ended:
-        announcement += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
+    if plan.open_ended_titles:
+        announcement += f", and for {', '.join(plan.open_ended_titles).lower()} up to half of what is left"
     announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
-    if plan.late:
-        enough = "" if math.isnan(plan.enough) else f"; --budget {larger_budget(plan, budget)} would do"
-        announcement += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
+    if plan.late_titles:
+        enough = "" if math.isnan(plan.enough_seconds) else f"; --budget {larger_budget(plan, budget)} would do"
+        late = ", ".join(plan.late_titles).lower()
+        announcement += f"\ntoo little time is left for: {late}, which may read more{enough}"
     return announcement
 
 
@@ -265,8 +267,8 @@ def larger_budget(plan: TimeEstimate, budget: str) -> str:
     """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
-    unknown = math.isnan(plan.enough)
-    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough / ATTACKING_SHARE)
+    unknown = math.isnan(plan.enough_seconds)
+    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough_seconds / ATTACKING_SHARE)
 
 
 def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:

@@ -53,15 +53,15 @@ class CoarseFiles:
     def require(self) -> None:
         """Checks the rows before a model is read. Raises CodecError for rows that cannot be read."""
         if self.data is not None:
-            self.columns.training(self.data, "regression" if self.regression else None)
-        self.columns.others(self.public)
+            self.columns.read_training(self.data, "regression" if self.regression else None)
+        self.columns.read_optional(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:
         from milkglass.client.obfuscate.symbols import count_texts
 
         assert self.data is not None
-        public = None if self.public is None else self.columns.second(self.public)
-        texts = count_texts(base, self.columns.file(self.data), public, self.regression)
+        public = None if self.public is None else self.columns.other_file(self.public)
+        texts = count_texts(base, self.columns.data_file(self.data), public, self.regression)
         if texts.task is None:
             note(UNLABELLED.format(self.data.name))
         if texts.public_counts is None:

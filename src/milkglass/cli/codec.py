@@ -102,11 +102,11 @@ def encode(
             )
         unlocked = key.open()
         with at_work(as_json, f"encode {source.name}"):
-            file, summary = columns.training(source, task)
+            file, summary = columns.read_training(source, task)
             most = 512 if max_length is None else max_length
             _training_rows(unlocked, file, summary, out, most, skip_long, key.model, as_json, layout)
         return
-    if columns.decides() or skip_long:
+    if columns.changed_fields() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read, say_skipped
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, option_of, original, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
@@ -114,11 +114,11 @@ def compare(
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     kept = keep or out / "kept"
-    data_file, held_out = columns.file(data), None if validation is None else columns.file(validation)
-    public_texts = [] if public is None else [row.text for row in read_texts(columns.second(public))]
+    data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
+    public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
     def report_skipped(name: str, summary: Summary) -> None:
-        say_skipped(name, summary.blank, summary.empty)
+        note_skipped(name, summary.blank, summary.empty)
 
     prepared = prepare(
         lambda: original(model), data_file, held_out, options, seed, task=task, quick=quick,
@@ -129,7 +129,7 @@ def compare(
     selected = chosen_ways(names, quick, everything, rows.task)
     for file in (data_file, held_out):
         if file is not None:
-            say_read(file)
+            note_columns(file)
     with heartbeat(note) as log, resumable(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         commands = {

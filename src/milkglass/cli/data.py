@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, classes_found, say_skipped
-from milkglass.cli.ui.options import AsJson, changed, refuse_unused, with_options
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, classes_found, note_skipped
+from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
 from milkglass.errors import CodecError, UsageError
 
@@ -40,8 +40,8 @@ def data(
     """
     if name is None:
         options = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
-        refuse_unused("to list the data sets", {**options, **changed(columns)})
-        _list(as_json)
+        refuse_unused("to list the data sets", {**options, **changed_options(columns)})
+        _print_data_sets(as_json)
         return
     if out is None:
         raise UsageError("--out is missing", "give --out FILE.jsonl, the file to write")
@@ -58,12 +58,12 @@ def data(
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         refuse_unused("of a file of yours", {"--split": split})
-        _copy_own(columns.file(Path(name)), out, rows, as_json)
+        _write_own_rows(columns.data_file(Path(name)), out, rows, as_json)
         return
     from milkglass.rows.sets import catalogue as sets
     from milkglass.rows.write import write
 
-    if columns.decides():
+    if columns.changed_fields():
         raise UsageError("columns are for files of your own", f"{name} has its own")
     score = sets.describe(name).task == "regression"
     if (source is None) != hub:
@@ -73,17 +73,17 @@ def data(
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 
-def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> None:
-    """Writes the user's own rows, and says which columns were read and which classes there are."""
+def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
+    """Writes the rows of the user's file as JSON Lines, and prints the columns that were read and the classes."""
     from milkglass.rows.examples import read_examples, read_texts, summarise
     from milkglass.rows.write import write
 
-    blank, empty, columns = list[int](), list[int](), file.columns_by_role()
+    blank, empty, columns = list[int](), list[int](), source.columns_by_role()
     # Pairs without labels, which a classifier is asked about, are no training data
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
-    count = write(reader(file, blank=blank.append, empty=empty.append), out, most=limit)
-    say_skipped(file.name, len(blank), len(empty))
-    columns_read = f"; {file.columns_read()}" if file.kind != ".txt" else ""
+    count = write(reader(source, blank=blank.append, empty=empty.append), out, most=max_rows)
+    note_skipped(source.name, len(blank), len(empty))
+    columns_read = f"; {source.columns_read()}" if source.kind != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
     if as_json or reader is not read_examples:
         return
@@ -95,7 +95,7 @@ def _copy_own(file: DataFile, out: Path, limit: int | None, as_json: bool) -> No
 
 
 def _next_step(summary: Summary, rows: Path) -> str:
-    """Returns the command that compares ways on these rows, or why they are not enough for it."""
+    """Returns the next command for these rows, `milkglass compare`, or why it would refuse them."""
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import MIN_HELD_OUT, require_classes
 
@@ -110,7 +110,7 @@ def _next_step(summary: Summary, rows: Path) -> str:
     return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 
 
-def _list(as_json: bool) -> None:
+def _print_data_sets(as_json: bool) -> None:
     from milkglass.rows.sets.catalogue import SETS
 
     source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in SETS.values()}

@@ -214,8 +214,13 @@ def audit(
         staged = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
-    decides = {"table": enclave_info.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
-    result = run_audit(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    identity = {
+        "table": enclave_info.table,
+        "settings": asdict(settings),
+        **audited.identity(),
+        **columns.changed_fields(),
+    }
+    result = run_audit(lambda stage: staged.scene, identity, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass.cli.federated_audit import audit
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_read
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, note_columns
 from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
@@ -75,7 +75,7 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
-    file = columns.texts(source)
+    file = columns.read_texts(source)
     from milkglass.federated.prepare import examples_of, require_free
     from milkglass.federated.prepare import prepare as prepare_site
     from milkglass.federated.rows import REPORT_FILE, report_of
@@ -218,10 +218,10 @@ def run(
     require_writable(out)
     paths = files_of(sites)
     _require_all(paths, out)
-    files = {name: columns.second(path) for name, path in paths.items()}
+    files = {name: columns.other_file(path) for name, path in paths.items()}
     labels = labels_of(list(files.values()))
     for file in files.values():
-        say_read(file)
+        note_columns(file)
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
     if plain:

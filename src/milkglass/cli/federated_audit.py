@@ -82,7 +82,7 @@ def audit(
 
     require_begun(run)
     with at_work(as_json):
-        file, public_file = columns.texts(text), columns.others(public)
+        file, public_file = columns.read_texts(text), columns.read_optional(public)
         update_audit, texts_read = _leakage(
             run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json
         )

@@ -110,8 +110,8 @@ def finetune(
     unlocked = key.open()
     with ExitStack() as working:
         working.enter_context(at_work(as_json))
-        train, summary = columns.training(data, task)
-        test = None if validation is None else columns.training(validation, summary.task)[0]
+        train, summary = columns.read_training(data, task)
+        test = None if validation is None else columns.read_training(validation, summary.task)[0]
         session = working.enter_context(open_session(key, server, unlocked))
         with bars(as_json) as stage:
             job = session.finetune(

@@ -19,7 +19,7 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     SplitOptions,
     Texts,
-    changed,
+    changed_options,
     open_session,
     refuse_unused,
     with_options,
@@ -173,7 +173,7 @@ def generate(
     if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
         raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
-    refuse_unused("without --split", changed(split))
+    refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
@@ -220,7 +220,7 @@ def chat(
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
-    refuse_unused("without --split", changed(split))
+    refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
@@ -235,7 +235,7 @@ def _require_split(key: KeyOptions, split: SplitOptions) -> None:
     key_options = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
     refuse_unused("with --split", key_options)
     if split.no_sanitize:
-        options = changed(split)
+        options = changed_options(split)
         refuse_unused("with --no-sanitize", {name: options.get(name) for name in ("--epsilon", "--p")})
 
 

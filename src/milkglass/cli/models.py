@@ -14,7 +14,7 @@ from milkglass.cli.ui.options import (
     PassphraseFile,
     ServerOptions,
     Yes,
-    changed,
+    changed_options,
     original,
     refuse_unused,
     with_options,
@@ -58,7 +58,7 @@ def models(
     listed = server is not None and ref is None and not supported
     if not listed:
         about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
-        refuse_unused(about, {"--key": key, "--delete": delete, **changed(credentials)})
+        refuse_unused(about, {"--key": key, "--delete": delete, **changed_options(credentials)})
     if ref is not None and supported:
         raise UsageError("--supported and a model were both given", "leave one out")
     refuse_unused("to delete a model", {"--key": key} if delete else {})

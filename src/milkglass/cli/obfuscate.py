@@ -21,7 +21,7 @@ from milkglass.cli.ui.options import (
     KeyFile,
     KeyOptions,
     PassphraseFile,
-    changed,
+    changed_options,
     kept_name,
     parameters,
     refuse_unused,
@@ -187,7 +187,7 @@ def obfuscate(
         resumption = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
-    refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed(columns))
+    refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed_options(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
@@ -271,7 +271,7 @@ def obfuscate(
         if existing is None and scheme is None and architecture_of(base).kind == "encoder"
         else []
     )
-    steps = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.as_options())
+    steps = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.command_line())
     emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, promise, seconds), *advice, *steps]))
 
 
@@ -327,7 +327,7 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
     if factor is not None and text is not None:
         Bands(factor, "")
         require_file(text, "give text like the one that will be sent")
-    return columns.others(text)
+    return columns.read_optional(text)
 
 
 def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, float | None]) -> dict[str, Any]:

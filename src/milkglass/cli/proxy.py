@@ -22,7 +22,7 @@ from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import (
     KeyOptions,
     ServerOptions,
-    changed,
+    changed_options,
     original,
     read_token,
     refuse_unused,
@@ -312,10 +312,10 @@ def ui(
     if not attack:
         refuse_unused("with --no-attack", {"--public": public, "--budget": None if budget == BUDGET else budget})
     if public is None:
-        refuse_unused("without --public", changed(columns))
+        refuse_unused("without --public", changed_options(columns))
     seconds = Budget.parse(budget).seconds
     address = endpoint.address()
-    text = columns.others(public)
+    text = columns.read_optional(public)
     upstream = endpoint.upstream(server)
     names, files = named_keys(endpoint.serves or ())
     if other_files := [file for file in files.values() if file.resolve() != key.require().resolve()]:

@@ -18,7 +18,7 @@ from milkglass.cli.ui.options import (
     AuditOptions,
     CredentialOptions,
     ModelRef,
-    changed,
+    changed_options,
     kept_name,
     original,
     parameters,
@@ -78,7 +78,7 @@ def classify(
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
     if folder is not None:
-        refuse_unused("with --folder, which asks no server", changed(credentials))
+        refuse_unused("with --folder, which asks no server", changed_options(credentials))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = texts_to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -159,15 +159,16 @@ def audit(
     assert isinstance(half, EncoderClient)
     staged = audit_scene.encoder_scene(base, split_info, half, server_half, files)
     if staged.left_out:
-        note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
+        longest = half.reader.max_tokens
+        note(f"{staged.left_out:,} texts are longer than {longest} tokens, cannot be sent, and are left out")
     if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
-    decides = {
+    identity = {
         "halves": split_info.server, "parameters": dict(split_info.parameters),
         "sent": read_description(client)["sent"],
-        **audited.decides(), **columns.decides(),
+        **audited.identity(), **columns.changed_fields(),
     }  # fmt: skip
-    result = run_audit(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    result = run_audit(lambda stage: staged.scene, identity, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 
@@ -206,7 +207,7 @@ def train(
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     begin = time.monotonic()
-    source = columns.texts(data, labels=True)
+    source = columns.read_texts(data, labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -221,17 +222,17 @@ def train(
     if defence.broken:
         note(f"warning: {defence.broken}")
     training = train.read_training_texts(source)
-    evaluated_on = None
+    validation_texts = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        evaluated_on = train.read_texts(columns.texts(validation, labels=True), training.labels, training.pairs)
+        validation_texts = train.read_texts(columns.read_texts(validation, labels=True), training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
-    steps = train.steps_of(defence, len(training.corpus.texts))
+    steps = train.step_count(defence, len(training.corpus.texts))
     base = Checkpoint.open(folder)
     train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
         train.train_and_write(defence, base, ref, training, client, server, stage("train", steps))
-        evaluation = None if evaluated_on is None else _evaluate(base, client, server, evaluated_on, stage)
+        evaluation = None if validation_texts is None else _evaluate(base, client, server, validation_texts, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
@@ -270,7 +271,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
 
 
 def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    return {"right": evaluation.right, "texts": evaluation.texts, "left_out": evaluation.left_out}
+    return {"right": evaluation.accuracy, "texts": evaluation.text_count, "left_out": evaluation.left_out_count}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:

@@ -26,7 +26,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.data_file import DataFile, Source
-from milkglass.rows.examples import Summary, checked
+from milkglass.rows.examples import Summary, checked_summary
 from milkglass.rows.place import listed
 from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 
@@ -117,12 +117,12 @@ class TrainingRequest:
     ) -> TrainingRequest:  # fmt: skip
         """Reads the files whole and checks the request. See `Session.finetune`. `limit`: tokens of the model."""
         source = DataFile.of(data)
-        train = checked(source, task)
+        train = checked_summary(source, task)
         require_generator(source, train, key.info.kind)
         parts: tuple[TrainingPart, ...] = (TrainingPart(source, train.rows),)
         if validation is not None:
             validation_file = DataFile.of(validation)
-            parts = (*parts, TrainingPart(validation_file, checked(validation_file, train.task).rows))
+            parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, train.task).rows))
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:

@@ -32,7 +32,7 @@ from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDe
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import JobFailed, UnsupportedModel
 from milkglass.experiments.kinds.fine_tuning import write_rows
-from milkglass.experiments.kinds.generation import greedy, row_losses
+from milkglass.experiments.kinds.generation import greedy_ids, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
@@ -191,7 +191,7 @@ def _answer(
     prompts = [sender.prompt(one) for one in asked]
     texts, begun = list[str](), time.process_time()
     for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
-        texts += sender.codec.decode_batch(greedy(model, prompts[part], rows.extent.new_tokens))
+        texts += sender.codec.decode_batch(greedy_ids(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - begun) / max(1, len(prompts))
     result = {
         "predictions": pack_answers(losses.ravel()),

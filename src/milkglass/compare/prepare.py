@@ -13,7 +13,7 @@ from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training import MIN_REPORTS, cut_words
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Summary, checked
+from milkglass.rows.examples import Summary, checked_summary
 from milkglass.server.jobs.needs import ModelSizes
 from milkglass.server.spec import Hyperparameters, hyperparameters_of
 
@@ -52,7 +52,7 @@ def prepare(
         CodecError: the rows have neither labels nor answers, or are too few.
         UsageError: an option is out of range.
     """
-    summary = checked(data, task)
+    summary = checked_summary(data, task)
     if summary.task == TASK:
         options = {**options, "max_length": options.get("max_length") or CHAT_LENGTH}
         return _prepare_chats(open_model, data, held_out, options, seed, quick, summary, report_skipped)
@@ -72,7 +72,7 @@ def _prepare_chats(
 ) -> PreparedRows:  # fmt: skip
     report_skipped(data.name, summary)
     if held_out is not None:
-        report_skipped(held_out.name, checked(held_out, TASK))
+        report_skipped(held_out.name, checked_summary(held_out, TASK))
     base, extent = open_model(), QUICK if quick else Extent()
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})

@@ -12,7 +12,7 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Summary, checked, read_examples
+from milkglass.rows.examples import MIN_HELD_OUT, Summary, checked_summary, read_examples
 from milkglass.threat.defence import LabelledTexts
 
 HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
@@ -55,7 +55,7 @@ class ComparisonRows:
             CodecError: there are rows without labels, or too few rows.
         """
         files = [data] if validation is None else [data, validation]
-        summary, *_ = summaries = [checked(one, task) for one in files]
+        summary, *_ = summaries = [checked_summary(one, task) for one in files]
         for one, holds in zip(files, summaries, strict=True):
             skipped(one.name, holds)
         rows = list(read_examples(data))

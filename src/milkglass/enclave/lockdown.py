@@ -2,7 +2,7 @@
 
     prctl       no core dump and no debugger of the same user (PR_SET_DUMPABLE), no new privileges
     limits      core files of 0 bytes, files of 0 bytes
-    seccomp     the calls of `CALLS` fail with EPERM, and so does opening a file for writing, also a FIFO
+    seccomp     the calls of `DENIED_CALLS` fail with EPERM, and so does opening a file for writing, also a FIFO
     namespaces  its own user and network, by bubblewrap (enclave.py) or, if the system allows it, by unshare
 
 What is open before stays open: the pipe, and the host's stderr. The filter denies a list of calls and allows the rest.
@@ -20,14 +20,14 @@ import struct
 from milkglass.errors import EnclaveError
 from milkglass.system import close_memory
 
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
-NEW_USER, NEW_NET = 0x10000000, 0x40000000
-ALLOW, EPERM = 0x7FFF0000, 0x00050001
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+SECCOMP_RET_ALLOW, SECCOMP_RET_EPERM = 0x7FFF0000, 0x00050001
 PROTECTIONS = (
     "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
 )  # fmt: skip
 # The numbers of denied calls on x86-64 and aarch64; None: there is no such call
-CALLS: dict[str, tuple[int, int | None]] = {
+DENIED_CALLS: dict[str, tuple[int, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "connect": (42, 203),
@@ -61,13 +61,14 @@ CALLS: dict[str, tuple[int, int | None]] = {
     "mq_open": (240, 180),
 }
 # Calls whose flags are checked: their numbers, and which argument has the flags
-OPENS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
+OPENING_CALLS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-SYSTEMS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the place of its numbers above, and its AUDIT_ARCH
-# BPF: a word of the call's data, jumps on equality, on more or equal and on common bits, an end
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the call's data
-X32 = 0x40000000  # set in calls of x86-64's second numbering
+# The place of a machine's numbers above, and its AUDIT_ARCH
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+# Instructions: load a word of the call's data, jump if it is equal, at least or has a bit in common, return
+BPF_LOAD, BPF_EQUAL, BPF_AT_LEAST, BPF_ANY_BIT, BPF_RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16  # in struct seccomp_data
+X32_BIT = 0x40000000  # set in calls of x86-64's second numbering
 
 
 class _FilterProgram(ctypes.Structure):
@@ -75,13 +76,13 @@ class _FilterProgram(ctypes.Structure):
 
 
 def enter_own_namespaces() -> str:
-    """Requests a user and a network namespace, which a process of one thread may. Returns what holds."""
-    succeeded = ctypes.CDLL(None).unshare(NEW_USER | NEW_NET) == 0
+    """Requests a user and a network namespace; only a process of one thread may. Returns what it got, or ""."""
+    succeeded = ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
     return "a user and a network of its own" if succeeded else ""
 
 
 def lock_down() -> list[str]:
-    """Gives up the rest. Returns what holds, in words.
+    """Gives up all that the module lists but namespaces. Returns the protections that now hold, in words.
 
     Raises EnclaveError if the system has no seccomp. With an open network, the pipe would not be the only channel.
     """
@@ -91,27 +92,33 @@ def lock_down() -> list[str]:
     _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS")
     code = seccomp_filter(platform.machine())
     program = _FilterProgram(len(code) // 8, code)
-    _require(libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0, "seccomp")
+    _require(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) == 0, "seccomp")
     return [*PROTECTIONS]
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns BPF instructions, under which calls of other architectures fail too. Raises EnclaveError."""
-    if machine not in SYSTEMS:
+    """Returns the BPF program of the filter, 8 bytes an instruction. Calls of other architectures fail, too.
+
+    Raises EnclaveError if the numbers of this machine's calls are not known.
+    """
+    if machine not in ARCHITECTURES:
         raise EnclaveError(
-            f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"
+            f"the calls of {machine} are not known", f"use one of {', '.join(ARCHITECTURES)}, or a Gramine kind"
         )
-    index, architecture = SYSTEMS[machine]
-    denied = [number for numbers in CALLS.values() if (number := numbers[index]) is not None]
-    steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, NUMBER)]
-    steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
-    steps += [instruction for number in denied for instruction in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
-    for numbers, argument in OPENS.values():
-        if (opens := numbers[index]) is not None:
-            steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half
-            steps += [(ANY_BIT, 0, 1, WRITE_FLAGS), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
-    steps += [(RETURN, 0, 0, ALLOW)]
-    return b"".join(struct.pack("<HBBI", *step) for step in steps)
+    index, architecture = ARCHITECTURES[machine]
+    denied_numbers = [number for numbers in DENIED_CALLS.values() if (number := numbers[index]) is not None]
+    refuse, allow = (BPF_RETURN, 0, 0, SECCOMP_RET_EPERM), (BPF_RETURN, 0, 0, SECCOMP_RET_ALLOW)
+    program = [(BPF_LOAD, 0, 0, ARCHITECTURE_OFFSET), (BPF_EQUAL, 1, 0, architecture), refuse]
+    program += [(BPF_LOAD, 0, 0, NUMBER_OFFSET), (BPF_AT_LEAST, 0, 1, X32_BIT), refuse]
+    for number in denied_numbers:
+        program += [(BPF_EQUAL, 0, 1, number), refuse]
+    for numbers, argument in OPENING_CALLS.values():
+        if (opening_number := numbers[index]) is not None:
+            low_half = ARGUMENTS_OFFSET + 8 * argument  # of the flags
+            program += [(BPF_EQUAL, 0, 4, opening_number), (BPF_LOAD, 0, 0, low_half)]
+            program += [(BPF_ANY_BIT, 0, 1, WRITE_FLAGS), refuse, allow]
+    program += [allow]
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
 
 
 def _require(succeeded: bool, step: str) -> None:

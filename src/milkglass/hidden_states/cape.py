@@ -154,13 +154,15 @@ class CAPE(HiddenStateDefence):
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half
 
-    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
+    def make_auxiliary(
+        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+    ) -> torch.nn.Module:
         size = int(base.config["vocab_size"])
         return WordAdversary(lower.width, words_present(encoded, size, self.words), size)
 
-    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
-        assert isinstance(aids, WordAdversary)
-        return self.w_adv * aids(Reversed.apply(sent[:, 0]), aids.bag(step.ids, step.mask))
+    def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
+        assert isinstance(auxiliary, WordAdversary)
+        return self.w_adv * auxiliary(Reversed.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
 
 
 def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:

@@ -22,7 +22,7 @@ from milkglass.files import new_dir
 from milkglass.hidden_states import frames, halves
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batches
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET_BYTES, NoiseRoot
 from milkglass.sequences import Ids, Sequences
@@ -90,11 +90,12 @@ class EncoderClient(Client):
         return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields the number of each text and its undisturbed states (t, d), in the order of the batches."""
-        for batch in in_batches(encoded, self.lower.pad):
+        """Yields the index of each text and its undisturbed states (t, d), in the order of the batches."""
+        for batch in padded_batches(encoded, self.lower.pad):
             states = self.lower(batch)
-            for row, mask, number in zip(states, batch.mask.to(states.device), batch.numbers.tolist(), strict=True):
-                yield number, row[mask]
+            masks = batch.mask.to(states.device)
+            for row, mask, index in zip(states, masks, batch.text_indices.tolist(), strict=True):
+                yield index, row[mask]
 
     def _join(self, rows_of_texts: list[torch.Tensor]) -> torch.Tensor:
         """Returns the rows of all texts as one tensor."""

@@ -29,7 +29,7 @@ from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.noise.operators import drawing_from
@@ -69,8 +69,8 @@ class HiddenStateDefence(Mechanism):
                 model = classifier(base, classes)
                 lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
                 del model
-                aids = self.aids(base, lower, encoded, root)
-            train(self, lower, upper, aids, encoded, labels, root)
+                auxiliary = self.make_auxiliary(base, lower, encoded, root)
+            train(self, lower, upper, auxiliary, encoded, labels, root)
         description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
             served = self.served(upper)
@@ -142,16 +142,16 @@ def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> No
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def train(
-    defence: Mechanism, lower: Lower, upper: torch.nn.Module, aids: torch.nn.Module, encoded: TokenizedTexts,
+    defence: Mechanism, lower: Lower, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
 ) -> None:  # fmt: skip
-    """Trains the halves in place. `aids` is trained with them and discarded."""
+    """Trains the halves in place. `auxiliary` is trained with them and discarded."""
     from transformers import get_linear_schedule_with_warmup
 
     settings, order = defence.training, root.draws("order")
-    for module in (lower, upper, aids):
+    for module in (lower, upper, auxiliary):
         device.moved(module)
-    trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
+    trained = [*upper.parameters(), *auxiliary.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
@@ -166,13 +166,13 @@ def train(
             for start in range(0, len(shuffled), settings.batch_size):
                 if steps_done == limit:
                     break
-                numbers = shuffled[start : start + settings.batch_size]
-                batch = batch_of(encoded, numbers, lower.pad).on(device.current())
+                text_indices = shuffled[start : start + settings.batch_size]
+                batch = padded_batch(encoded, text_indices, lower.pad).on(device.current())
                 with torch.set_grad_enabled(defence.trains_lower):
                     hidden = lower(batch)
-                batch_labels = device.tensor(labels[numbers])
-                step = TrainingStep(batch.ids, batch.mask, hidden, batch_labels, np.asarray(numbers), epoch)
-                loss = defence.loss(step, upper, aids, root)
+                batch_labels = device.tensor(labels[text_indices])
+                step = TrainingStep(batch.ids, batch.mask, hidden, batch_labels, np.asarray(text_indices), epoch)
+                loss = defence.loss(step, upper, auxiliary, root)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)

@@ -34,7 +34,7 @@ from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import TokenizedTexts, grouped, padded
+from milkglass.hidden_states.tokens import TokenizedTexts, length_groups, pad_states
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import attention_input_projections
 from milkglass.noise.root import MixingMatrix, NoiseRoot, NoiseStream
@@ -86,7 +86,7 @@ def _readers(upper: Upper) -> list[torch.nn.Module]:
 class ProjectionServer(EncoderServer):
     """The server half, which multiplies rows."""
 
-    mixed = True
+    takes_mixtures = True
 
     def _logits(self, sent: Activations) -> NDArray[np.float32]:
         return device.array(self._upper(device.moved(sent.hidden.float())))
@@ -111,15 +111,15 @@ class OffloadingClient(EncoderClient):
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
         logits = torch.empty(len(lengths), int(self.kept["classes"]))
         products_sent = torch.from_numpy(answer).split(sizes)
-        for numbers in grouped(lengths):
-            chosen = [self._pending[i] for i in numbers.tolist()]
-            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(numbers.tolist())]
-            hidden, mask = padded([states for states, _ in chosen])
+        for text_indices in length_groups(lengths):
+            chosen = [self._pending[i] for i in text_indices.tolist()]
+            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
+            hidden, mask = pad_states([states for states, _ in chosen])
             padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
             for matrix, product in zip(received, padded_products.split(widths, dim=2), strict=True):
                 matrix.product = device.moved(product)
-            logits[torch.from_numpy(numbers)] = upper(device.moved(hidden), device.moved(mask)).cpu()
+            logits[torch.from_numpy(text_indices)] = upper(device.moved(hidden), device.moved(mask)).cpu()
         return logits.numpy()
 
     def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:

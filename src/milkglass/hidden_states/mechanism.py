@@ -14,7 +14,7 @@ import torch
 from milkglass import device
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.tokens import TokenizedTexts, padded
+from milkglass.hidden_states.tokens import TokenizedTexts, pad_states
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
@@ -57,7 +57,7 @@ class TrainingStep:
         mask: (b, t) bool, where a text has a token.
         hidden: (b, t, d) what the lower half gave.
         labels: (b,) the classes.
-        numbers: (b,) the numbers of the texts in the training data.
+        text_indices: (b,) which texts of the training data these are.
         epoch: from 0.
     """
 
@@ -65,7 +65,7 @@ class TrainingStep:
     mask: torch.Tensor
     hidden: torch.Tensor
     labels: torch.Tensor
-    numbers: Ids
+    text_indices: Ids
     epoch: int
 
 
@@ -118,17 +118,21 @@ class Mechanism(Defence):
         """Returns the server's half of a whole classifier."""
         return halves.Upper(model, self.cut(base))
 
-    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
+    def make_auxiliary(
+        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+    ) -> torch.nn.Module:
         """Returns a module that is trained besides the halves, and discarded."""
         return torch.nn.Module()
 
-    def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
+    def loss(
+        self, step: TrainingStep, upper: torch.nn.Module, auxiliary: torch.nn.Module, root: NoiseRoot
+    ) -> torch.Tensor:
         """Returns the loss of one step: the task's, and what the method adds."""
         sent, mask = self.disturbed(step, root)
         task_loss = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
-        return task_loss + self.extra(step, sent, aids)
+        return task_loss + self.auxiliary_loss(step, sent, auxiliary)
 
-    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
+    def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
         """Returns the loss that the method adds to the task's."""
         return sent.new_zeros(())
 
@@ -140,11 +144,11 @@ class Mechanism(Defence):
         from batch to batch, and binding would make more draws than are counted.
         """
         sent, is_drawn_once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
-        for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True):
+        for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.text_indices, strict=True):
             hidden = row[mask]
             draws = root.of_text(device.array(ids[mask]), "train", self.drawn_in(step.epoch), int(number))
             sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bound(hidden)))
-        return padded(sent)
+        return pad_states(sent)
 
     def drawn_in(self, epoch: int) -> int:
         """Returns a number for an epoch. Noise is drawn anew when the number is new."""

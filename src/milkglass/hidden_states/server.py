@@ -1,4 +1,4 @@
-"""The server's half: its folder, its answers, and what an attacker has who reads the disk."""
+"""The server's half of a split encoder: answers hidden states with logits, and shows what lies on its disk."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from milkglass import device
 from milkglass.errors import UsageError
 from milkglass.hidden_states.halves import CONFIG, read_description
-from milkglass.hidden_states.tokens import grouped, padded
+from milkglass.hidden_states.tokens import length_groups, pad_states
 from milkglass.models.view import Model
 from milkglass.threat.defence import Server
 from milkglass.threat.observations import Activations, Observation, Weights
 
 
 class EncoderServer(Server):
-    """The server half; `mixed` says whether it takes mixtures of rows."""
+    """The server half. `takes_mixtures` says whether the rows that it takes are mixed by the client."""
 
-    mixed: ClassVar[bool] = False
+    takes_mixtures: ClassVar[bool] = False
 
     def __init__(self, folder: Path, upper: torch.nn.Module, split: Mapping[str, Any]) -> None:
         self.folder, self._upper, self._split = folder, device.moved(upper.eval()), split
@@ -35,12 +35,12 @@ class EncoderServer(Server):
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
-        logits = [self._logits(self._require(one)) for one in sent]
+        logits = [self._logits(self._require_states(one)) for one in sent]
         if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
         return np.concatenate(logits)
 
-    def _require(self, observation: Observation) -> Activations:
+    def _require_states(self, observation: Observation) -> Activations:
         """Returns the observation as states. Raises UsageError if they are of another split."""
         if not isinstance(observation, Activations):
             noun = type(observation).__name__.lower()
@@ -52,7 +52,7 @@ class EncoderServer(Server):
                 f"{expected[0]}, {expected[1]} needed",
                 "use two halves of one split",
             )
-        if (observation.mixed is not None) != self.mixed:
+        if (observation.mixed is not None) != self.takes_mixtures:
             raise UsageError(
                 f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes "
                 "the other kind",
@@ -64,10 +64,10 @@ class EncoderServer(Server):
         """Returns (u, classes) logits of one observation's texts, run in batches of similar lengths."""
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
         logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        for text_numbers in grouped(sent.lengths):
-            answers = self._upper(*padded([rows[i] for i in text_numbers.tolist()]))
-            for number, logits in zip(text_numbers.tolist(), answers, strict=True):
-                logits_of_texts[number] = logits
+        for text_indices in length_groups(sent.lengths):
+            answers = self._upper(*pad_states([rows[i] for i in text_indices.tolist()]))
+            for index, logits in zip(text_indices.tolist(), answers, strict=True):
+                logits_of_texts[index] = logits
         if not logits_of_texts:
             return np.empty((0, int(self._split["classes"])), np.float32)
         return device.array(torch.stack(logits_of_texts))

@@ -61,7 +61,7 @@ class MixedUpper(Upper):
         return self.out(self.apart(with_places)).flatten(1)
 
 
-def mixed(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+def mixture(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
     total = states[0].new_zeros(length, states[0].shape[1])
     for text_states, key in zip(states, (one.to(total.device) for one in keys), strict=True):
@@ -103,7 +103,7 @@ class Mixing(EncoderClient):
             selected = [other_states[j] for j in draws.below(len(other_states), self.defence.inputs)]
             self._pending[number] = own_place = int(draws.below(self.defence.inputs, 1)[0])
             selected[own_place] = own_states
-            mixtures.append(mixed(selected, keys, len(own_states)))
+            mixtures.append(mixture(selected, keys, len(own_states)))
         return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
     def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
@@ -145,13 +145,15 @@ class TextMixer(HiddenStateDefence):
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return MixedUpper(model, self.cut(base), self.inputs, classes)
 
-    def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
+    def loss(
+        self, step: TrainingStep, upper: torch.nn.Module, auxiliary: torch.nn.Module, root: NoiseRoot
+    ) -> torch.Tensor:
         """Returns the loss of mixing each text with others of the batch; each place predicts its own text's label."""
         keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
         rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
-        draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))
+        draws = root.draws("train", step.epoch, int(step.text_indices[0]), int(step.text_indices[-1]))
         selected = torch.from_numpy(np.stack([self._partners(own, len(rows), draws) for own in range(len(rows))]))
-        mixtures = [mixed([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
+        mixtures = [mixture([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
         scores = upper(torch.nn.utils.rnn.pad_sequence(mixtures, batch_first=True), step.mask)
         return torch.nn.functional.cross_entropy(
             scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()

@@ -43,11 +43,11 @@ CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
 class Centres(torch.nn.Module):
-    """Running means of clusters.
+    """The running mean of the states of each cluster's tokens.
 
     Attributes:
-        cluster: (n,) of each public id.
-        centres: (m, d).
+        cluster: (n,) the cluster of each public id; 0 if the training texts lack it.
+        centres: (m, d) the mean state of each cluster.
         seen: (m,) whether there is a mean yet.
     """
 
@@ -57,21 +57,25 @@ class Centres(torch.nn.Module):
         self.register_buffer("centres", torch.zeros(count, width))
         self.register_buffer("seen", torch.zeros(count, dtype=torch.bool))
 
-    def means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (c, d) the means of the clusters of these states (r, d), and which clusters these are."""
+    def batch_means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the means (c, d) of a batch's states (r, d) by cluster, and which clusters these are (c,).
+
+        Args:
+            clusters: (r,) the cluster of each state.
+        """
         present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
         sums = states.new_zeros(len(present), states.shape[1]).index_add(0, inverse, states)
         return sums / counts[:, None], present
 
     @torch.no_grad()
-    def follow(self, means: torch.Tensor, present: torch.Tensor) -> None:
+    def update(self, means: torch.Tensor, present: torch.Tensor) -> None:
         """Moves the centres of the clusters `present` (c,) toward a batch's means (c, d)."""
         moved = CENTRE_MOMENTUM * self.centres[present] + (1 - CENTRE_MOMENTUM) * means
         self.centres[present] = torch.where(self.seen[present, None], moved, means)
         self.seen[present] = True
 
 
-def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+def attraction(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     """Returns the mean squared distance per dimension of states (r, d) from their tokens' centres (r, d)."""
     return (states - centres).square().mean()
 
@@ -99,7 +103,7 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TextObfuscator(HiddenStateDefence):
-    """The TextObfuscator method.
+    """The method and its parameters.
 
     Attributes:
         gamma_close, gamma_away: weights of the losses.
@@ -145,7 +149,9 @@ class TextObfuscator(HiddenStateDefence):
             return bounded.to(hidden.dtype)
         return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
-    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
+    def make_auxiliary(
+        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+    ) -> torch.nn.Module:
         table = base.read(architecture_of(base).table).float()
         occurring = torch.from_numpy(np.unique(encoded.ids.ids))
         count = min(self.clusters, len(occurring))
@@ -153,9 +159,9 @@ class TextObfuscator(HiddenStateDefence):
         cluster[occurring] = k_means(table[occurring], count, root.draws("clusters"))
         return Centres(cluster, count, lower.width)
 
-    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
-        assert isinstance(aids, Centres)
-        states, clusters = step.hidden[step.mask], aids.cluster[step.ids[step.mask]]
-        means, present = aids.means(states, clusters)
-        aids.follow(means.detach(), present)
-        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * repulsion(means)
+    def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
+        assert isinstance(auxiliary, Centres)
+        states, clusters = step.hidden[step.mask], auxiliary.cluster[step.ids[step.mask]]
+        means, present = auxiliary.batch_means(states, clusters)
+        auxiliary.update(means.detach(), present)
+        return self.gamma_close * attraction(states, auxiliary.centres[clusters]) + self.gamma_away * repulsion(means)

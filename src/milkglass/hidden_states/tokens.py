@@ -37,45 +37,55 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts padded at the right: ids, a bool mask and types (b, t), and which texts these are (b,)."""
+    """Texts padded at the right.
+
+    Attributes:
+        ids: (b, t).
+        mask: (b, t) bool, where a text has a token.
+        types: (b, t) 1 in a second text. None: the tokenizer gives no types.
+        text_indices: (b,) which of all texts these are.
+    """
 
     ids: torch.Tensor
     mask: torch.Tensor
     types: torch.Tensor | None
-    numbers: Ids
+    text_indices: Ids
 
     def on(self, target: torch.device) -> PaddedBatch:
         types = None if self.types is None else self.types.to(target)
-        return PaddedBatch(self.ids.to(target), self.mask.to(target), types, self.numbers)
+        return PaddedBatch(self.ids.to(target), self.mask.to(target), types, self.text_indices)
 
 
-def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
-    """Returns the texts of these numbers, padded to the longest."""
-    lengths = encoded.ids.lengths[numbers]
-    starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
+def padded_batch(encoded: TokenizedTexts, text_indices: Ids, pad: int) -> PaddedBatch:
+    """Returns these texts, padded to the longest with the id `pad`."""
+    lengths = encoded.ids.lengths[text_indices]
+    starts = np.cumsum(encoded.ids.lengths)[text_indices] - lengths
     steps = np.arange(int(lengths.max()))
     mask = steps < lengths[:, None]
     indices = np.where(mask, starts[:, None] + steps, 0)
     ids = np.where(mask, encoded.ids.ids[indices], pad)
     types = None if encoded.types is None else torch.from_numpy(np.where(mask, encoded.types[indices], 0))
-    return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, numbers)
+    return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, text_indices)
 
 
-def padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (b, t, d) the states of texts with zeros after each, and the mask (b, t)."""
+def pad_states(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads the states (t, d) of texts with zeros. Returns (b, t, d), and the bool mask (b, t)."""
     rows = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(one) for one in states], device=rows.device)
     return rows, torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
 
 
-def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
+def padded_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
     """Yields all texts, those of similar length together."""
-    for numbers in grouped(encoded.ids.lengths, tokens):
-        yield batch_of(encoded, numbers, pad)
+    for text_indices in length_groups(encoded.ids.lengths, tokens):
+        yield padded_batch(encoded, text_indices, pad)
 
 
-def grouped(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
-    """Yields numbers of texts, the shortest first, at least one and as many as fit in `tokens` with padding."""
+def length_groups(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
+    """Yields the indices of texts of similar length, the shortest first.
+
+    A group has at least one text, and else as many as fit in `tokens`, padding included.
+    """
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -90,41 +100,44 @@ class PublicTokenizer:
     """A public tokenizer.
 
     Attributes:
-        limit: the most tokens of a text.
-        size: the number of ids for which the model has a row.
+        max_tokens: of a text, special tokens included.
+        vocab_size: the number of ids for which the model has a row.
     """
 
     def __init__(self, folder: Path, max_length: int) -> None:
         self.tokenizer = load_tokenizer(folder)
-        self.limit = min(longest(folder, self.tokenizer), max_length)
-        self.size = int(read_model_json(folder / "config.json")["vocab_size"])
+        self.max_tokens = min(longest(folder, self.tokenizer), max_length)
+        self.vocab_size = int(read_model_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
-        """Returns the ids of texts. Raises EmptyText or, unless `cut`, TooLong, with the text's number, from 1."""
+        """Returns the ids of texts, and of their second texts `pairs`. With `cut`, long texts are cut.
+
+        Raises EmptyText or TooLong with the text's number, from 1.
+        """
         if pairs is not None and len(pairs) != len(texts):
             raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
         if not texts:
             return TokenizedTexts(Sequences.of([]))
         requested = (list(texts), None if pairs is None else list(pairs))
-        options = {"truncation": True, "max_length": self.limit} if cut else {"truncation": False}
+        options = {"truncation": True, "max_length": self.max_tokens} if cut else {"truncation": False}
         batch = self.tokenizer(*requested, split_special_tokens=True, **options)
         ids = Sequences.of(batch["input_ids"])
-        self._require(ids, self.tokenizer.num_special_tokens_to_add(pair=pairs is not None))
+        self._require_readable(ids, self.tokenizer.num_special_tokens_to_add(pair=pairs is not None))
         types = batch.get("token_type_ids") if pairs is not None else None
         return TokenizedTexts(
             ids, None if types is None else np.concatenate([np.asarray(one, np.int64) for one in types])
         )
 
-    def _require(self, ids: Sequences, special: int) -> None:
+    def _require_readable(self, ids: Sequences, special: int) -> None:
         """Raises EmptyText, TooLong or ModelError if a text cannot be read."""
         if (ids.lengths <= special).any():
             raise EmptyText.of(int((ids.lengths <= special).argmax()), "has no token", "leave empty texts out")
-        if (ids.lengths > self.limit).any():
-            first = int((ids.lengths > self.limit).argmax())
-            fault = f"is {ids.lengths[first]} tokens long, at most {self.limit} fit"
+        if (ids.lengths > self.max_tokens).any():
+            first = int((ids.lengths > self.max_tokens).argmax())
+            fault = f"is {ids.lengths[first]} tokens long, at most {self.max_tokens} fit"
             raise TooLong.of(first, fault, "shorten it, or raise max_length if the model takes more")
-        if ids.ids.size and int(ids.ids.max()) >= self.size:
+        if ids.ids.size and int(ids.ids.max()) >= self.vocab_size:
             raise ModelError(
-                f"the tokenizer gives id {int(ids.ids.max())}, the model's table ends at {self.size - 1}",
+                f"the tokenizer gives id {int(ids.ids.max())}, the model's table ends at {self.vocab_size - 1}",
                 "resize the model's embeddings to its tokenizer",
             )

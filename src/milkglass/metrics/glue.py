@@ -1,6 +1,6 @@
 """The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, with bootstrap intervals.
 
-All take guesses and truth of the same length, one entry for each example, and give values between -1 and 1. A measure
+All take guesses and truth (u,), one label or score for each example, and return an interval between -1 and 1. A measure
 that does not exist (a correlation with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
 """
 
@@ -15,60 +15,61 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.metrics.interval import Interval, quotients, ratio, resampled, share
 
-Numbers = NDArray[Any]
+Values = NDArray[Any]  # (u,) a label or a score of each example
 
 
-def accuracy(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
-    _require_alike(guess, truth)
+def accuracy(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
+    _require_same_shape(guess, truth)
     return share(guess == truth, rng)
 
 
-def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def f1(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns F1 of class 1; nan if neither guesses nor truth contain it."""
-    hits, is_guessed, is_true = _of_class_1(guess, truth)
+    hits, is_guessed, is_true = _class_1_masks(guess, truth)
     return ratio(2 * hits, is_guessed + is_true, rng)
 
 
-def precision(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def precision(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns the share of the examples guessed as class 1 that are of it; nan if there are none."""
-    hits, is_guessed, _ = _of_class_1(guess, truth)
+    hits, is_guessed, _ = _class_1_masks(guess, truth)
     return ratio(hits, is_guessed, rng)
 
 
-def recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def recall(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns the share of class 1's examples that are guessed as it; nan if there are none."""
-    hits, _, is_true = _of_class_1(guess, truth)
+    hits, _, is_true = _class_1_masks(guess, truth)
     return ratio(hits, is_true, rng)
 
 
-def _of_class_1(guess: Numbers, truth: Numbers) -> NDArray[np.float64]:
-    """Returns (3, u) which examples are rightly guessed as class 1, are guessed as it, and are of it."""
-    _require_alike(guess, truth)
+def _class_1_masks(guess: Values, truth: Values) -> NDArray[np.float64]:
+    """Returns (3, u) 0 or 1: which examples are hits of class 1, are guessed as it, and are of it."""
+    _require_same_shape(guess, truth)
     return np.stack([(guess == 1) & (truth == 1), guess == 1, truth == 1]).astype(np.float64)
 
 
-def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def macro_f1(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns the mean of F1 over the classes that occur in the truth. A class that no guess names counts as 0."""
-    return _of_classes(guess, truth, rng, lambda right, named, there: (2 * right, named + there))
+    return _mean_over_classes(guess, truth, rng, lambda hits, is_guessed, is_true: (2 * hits, is_guessed + is_true))
 
 
-def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def macro_recall(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns the mean of recall over the classes that occur in the truth."""
-    return _of_classes(guess, truth, rng, lambda right, named, there: (right, there))
+    return _mean_over_classes(guess, truth, rng, lambda hits, is_guessed, is_true: (hits, is_true))
 
 
-def _of_classes(
-    guess: Numbers, truth: Numbers, rng: np.random.Generator,
-    summands: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers]],
+def _mean_over_classes(
+    guess: Values, truth: Values, rng: np.random.Generator,
+    summands: Callable[[Values, Values, Values], tuple[Values, Values]],
 ) -> Interval:  # fmt: skip
-    """Returns the mean of a ratio over the classes that occur in the truth.
+    """Returns the mean of a ratio of sums over the classes that occur in the truth.
 
-    `summands` returns what is summed above and below the line, from (u, c) which examples are rightly guessed as each
-    class, are guessed as it, and are of it.
+    Args:
+        summands: returns the numerators and denominators (u, c) that are summed over the examples, from three masks
+            (u, c): which examples are hits of each class, are guessed as it, and are of it.
     """
-    _require_alike(guess, truth)
+    _require_same_shape(guess, truth)
     classes = np.unique(truth)
-    is_true, is_guessed = ((one[:, None] == classes).astype(np.float64) for one in (truth, guess))
+    is_true, is_guessed = ((labels[:, None] == classes).astype(np.float64) for labels in (truth, guess))
     numerators, denominators = summands(is_true * is_guessed, is_guessed, is_true)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -78,27 +79,28 @@ def _of_classes(
     return resampled(statistic, len(truth), rng)
 
 
-def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns Matthews' correlation, for any number of classes (Gorodkin 2004)."""
-    _require_alike(guess, truth)
+    _require_same_shape(guess, truth)
     classes = np.unique(np.concatenate([guess, truth]))
-    guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
+    is_guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
     is_true = (truth[:, None] == classes).astype(np.float64)
     is_right = (guess == truth).astype(np.float64)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         total = counts.sum(1)
-        g, t = counts @ guessed, counts @ is_true
-        numerator = counts @ is_right * total - (g * t).sum(1)
-        denominator = np.sqrt((total**2 - (g**2).sum(1)) * (total**2 - (t**2).sum(1)))
+        guess_counts, true_counts = counts @ is_guessed, counts @ is_true
+        numerator = counts @ is_right * total - (guess_counts * true_counts).sum(1)
+        guess_spread, true_spread = (total**2 - (one**2).sum(1) for one in (guess_counts, true_counts))
+        denominator = np.sqrt(guess_spread * true_spread)
         return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
     return resampled(statistic, len(truth), rng)
 
 
-def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns Pearson's correlation; nan if either side is constant."""
-    _require_alike(guess, truth)
+    _require_same_shape(guess, truth)
     x, y = (np.asarray(one, np.float64) for one in (guess, truth))
     if not len(x):
         return resampled(lambda counts: counts[:, 0], 0, rng)
@@ -106,17 +108,18 @@ def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interva
     moments = np.stack([x, y, x * x, y * y, x * y], 1)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        mx, my, xx, yy, xy = (counts @ moments / counts.sum(1, keepdims=True)).T
-        denominator = np.sqrt(np.maximum(xx - mx**2, 0) * np.maximum(yy - my**2, 0))
-        exists = denominator > 1e-12 * np.sqrt(xx.max() * yy.max() + 1e-300)  # what is less is rounding of a constant
-        return np.divide(xy - mx * my, denominator, out=np.full(len(denominator), np.nan), where=exists)
+        mean_x, mean_y, mean_xx, mean_yy, mean_xy = (counts @ moments / counts.sum(1, keepdims=True)).T
+        denominator = np.sqrt(np.maximum(mean_xx - mean_x**2, 0) * np.maximum(mean_yy - mean_y**2, 0))
+        # Below this, a constant's rounding
+        exists = denominator > 1e-12 * np.sqrt(mean_xx.max() * mean_yy.max() + 1e-300)
+        return np.divide(mean_xy - mean_x * mean_y, denominator, out=np.full(len(denominator), np.nan), where=exists)
 
     return resampled(statistic, len(x), rng)
 
 
-def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+def spearman(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns Pearson's correlation of the ranks. Ties get their mean rank, and each draw is ranked anew."""
-    _require_alike(guess, truth)
+    _require_same_shape(guess, truth)
     x, y = (np.unique(one, return_inverse=True)[1] for one in (guess, truth))  # (u,) which distinct value
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -126,24 +129,25 @@ def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 
 def _ranks(value_numbers: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (u,) mean ranks if example i, whose value is number places[i] from the least, occurs weights[i] times."""
+    """Returns (u,) mean ranks, if example i occurs weights[i] times and has the distinct value value_numbers[i]."""
     weight_of_value = np.bincount(value_numbers, weights)
     return (np.cumsum(weight_of_value) - (weight_of_value - 1) / 2)[value_numbers]
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Returns Pearson's correlation if example i occurs weights[i] times; nan if a side is constant."""
     total = weights.sum()
     x, y = x - weights @ x / total, y - weights @ y / total
     denominator = float((weights @ x**2) * (weights @ y**2)) ** 0.5
     return float(weights @ (x * y)) / denominator if denominator > 1e-9 else float("nan")
 
 
-def _require_alike(guess: Numbers, truth: Numbers) -> None:
+def _require_same_shape(guess: Values, truth: Values) -> None:
     if guess.shape != truth.shape or guess.ndim != 1:
         raise UsageError(f"guesses of shape {guess.shape} for truth of shape {truth.shape}", "give one an example")
 
 
-Measure = Callable[[Numbers, Numbers, np.random.Generator], Interval]
+Measure = Callable[[Values, Values, np.random.Generator], Interval]
 MEASURES: Mapping[str, Measure] = {
     "accuracy": accuracy,
     "f1": f1,

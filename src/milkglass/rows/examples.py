@@ -275,7 +275,7 @@ def unlabelled(source: Source, summary: Summary) -> CodecError:
     return CodecError(f"{source.name} has no labels: its rows are {WHAT[summary.kind]}", hint)
 
 
-def checked(source: Source, task: str | None) -> Summary:
+def checked_summary(source: Source, task: str | None) -> Summary:
     """Reads the whole file, so that a broken line is reported before anything is written or sent.
 
     Raises:

@@ -134,7 +134,7 @@ def is_short_enough(
     """Returns (texts,) whether each text is short enough. `PublicTokenizer.encode` refuses the others."""
     texts_and_pairs = (list(texts), None if pairs is None else list(pairs))
     batch = reader.tokenizer(*texts_and_pairs, truncation=False, split_special_tokens=True)
-    return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
+    return np.array([len(ids) <= reader.max_tokens for ids in batch["input_ids"]], np.bool_)
 
 
 def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:

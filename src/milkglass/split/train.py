@@ -1,7 +1,7 @@
 """Trains and splits a model: labelled texts become two folders. Either both or neither are written.
 
 Both halves are here during training. `evaluate` measures the cost of the defence on other texts: how many the halves
-classify correctly with the disturbance of sending. It sends nothing and uses up no number of a text.
+classify correctly with the noise of sending. It sends nothing, and uses up no text's number.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ from milkglass.split.client import ClientHalf, is_short_enough
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
-UNLIMITED = 1 << 40  # tokens: leaves the model's own limit
+NO_LENGTH_LIMIT = 1 << 40  # tokens: only the model's own limit holds
 
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Texts with their classes by number; `names` are those of texts in messages, if they were read from a file."""
+    """Texts with the numbers of their classes.
+
+    Attributes:
+        labels: the number of each class, by name.
+        places: the line of each text, for messages. Empty: the texts were not read from a file.
+    """
 
     corpus: LabelledTexts = field(repr=False)
     labels: dict[str, int] = field(repr=False)
-    names: Sequence[str] = field(default=(), repr=False)
+    places: Sequence[str] = field(default=(), repr=False)
 
     @property
     def pairs(self) -> bool:
@@ -62,9 +67,9 @@ def read_training_texts(source: Source) -> TrainingTexts:
     return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
 
-def steps_of(defence: HiddenStateDefence, texts: int) -> int:
+def step_count(defence: HiddenStateDefence, text_count: int) -> int:
     training = defence.training
-    steps = training.epochs * -(-texts // training.batch_size)
+    steps = training.epochs * -(-text_count // training.batch_size)
     return steps if training.max_steps is None else min(steps, training.max_steps)
 
 
@@ -77,16 +82,16 @@ def require_readable(
     text, and CodecError for a text that has no token.
     """
     defence.require(base)
-    reader = PublicTokenizer(base.folder, UNLIMITED)
+    reader = PublicTokenizer(base.folder, NO_LENGTH_LIMIT)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
-    shortest, longest = special + (2 if data.pairs else 1), reader.limit
+    shortest, longest = special + (2 if data.pairs else 1), reader.max_tokens
     if max_length is not None and not shortest <= max_length <= longest:
         raise UsageError(
             f"max_length is {max_length}, and this model reads {shortest} to {longest} tokens, "
             f"{special} of them special",
             f"give {shortest} to {longest}; {min(longest, HalvesTraining().max_length)} is the default",
         )
-    with naming(data.names.__getitem__) if data.names else nullcontext():
+    with naming(data.places.__getitem__) if data.places else nullcontext():
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
 
 
@@ -112,7 +117,7 @@ def train_and_write(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Trains, and writes both folders. `progress` receives each step."""
+    """Trains both halves and writes their folders. `progress` receives a 1 for each step."""
     require_free(client, server)
     with _folder_beside(client) as client_beside, _folder_beside(server) as server_beside:
         with _report_steps(progress):
@@ -163,13 +168,14 @@ class Evaluation:
     """The accuracy of two halves on texts that they were not trained on.
 
     Attributes:
-        right: the share of right answers.
-        left_out: how many texts are too long to be sent; they are not counted.
+        accuracy: the share of texts that are classified correctly.
+        text_count: how many texts were classified.
+        left_out_count: how many others were too long to be sent.
     """
 
-    right: float
-    texts: int
-    left_out: int
+    accuracy: float
+    text_count: int
+    left_out_count: int
 
 
 def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
@@ -184,7 +190,7 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
             raise CodecError(
                 f"{example.place(source)} has a label that the training file lacks", "use the same label names"
             )
-    if any((labelled.pair is not None) != pairs for labelled in examples):
+    if any((example.pair is not None) != pairs for example in examples):
         raise CodecError(
             f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
         )
@@ -192,20 +198,20 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
 
 
 def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
-    """Returns the examples with the numbers of their labels."""
+    """Returns the examples' texts with the numbers of their labels."""
     numbers = [labels[str(example.label)] for example in examples]
     second_texts = [example.pair or "" for example in examples] if pairs else None
     return LabelledTexts([example.text for example in examples], numbers, second_texts)
 
 
-def evaluate(half: ClientHalf, server_half: ServerHalf, evaluated: LabelledTexts, progress: Progress) -> Evaluation:
-    """Measures the share of texts that the halves classify correctly. Texts that are too long are left out."""
-    is_short = is_short_enough(half.client.reader, evaluated.texts, evaluated.pairs)
-    short_numbers = np.flatnonzero(is_short).tolist()
-    if not short_numbers:
+def evaluate(half: ClientHalf, server_half: ServerHalf, data: LabelledTexts, progress: Progress) -> Evaluation:
+    """Measures the accuracy of the halves on texts. Those that are too long to be sent are left out."""
+    is_short = is_short_enough(half.client.reader, data.texts, data.pairs)
+    short_indices = np.flatnonzero(is_short).tolist()
+    if not short_indices:
         raise CodecError(f"all {len(is_short)} texts are too long to be sent", "give --max-length more")
-    texts = [evaluated.texts[i] for i in short_numbers]
-    pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short_numbers]
+    texts = [data.texts[i] for i in short_indices]
+    pairs = None if data.pairs is None else [data.pairs[i] for i in short_indices]
     predicted = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
-    accuracy = float((predicted == np.array(evaluated.labels)[short_numbers]).mean())
-    return Evaluation(accuracy, len(short_numbers), len(is_short) - len(short_numbers))
+    accuracy = float((predicted == np.array(data.labels)[short_indices]).mean())
+    return Evaluation(accuracy, len(short_indices), len(is_short) - len(short_indices))

@@ -10,7 +10,7 @@ import pytest
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
 from milkglass.rows import tables
-from milkglass.rows.examples import Example, checked, read_examples
+from milkglass.rows.examples import Example, checked_summary, read_examples
 from milkglass.rows.sets.catalogue import SETS, describe, files, load
 from milkglass.rows.write import write
 from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all
@@ -107,7 +107,7 @@ def test_what_is_exported_reads_back(
             assert [a.label for a in read_examples(out)] == [f"{float(b.label or 'nan'):.0f}" for b in before]
             return
         with pytest.raises(CodecError, match=r"label of out\.jsonl"):
-            checked(out, None)
+            checked_summary(out, None)
         return
     again = list(read_examples(out))
     assert [(a.kind, a.text, a.pair, a.label) for a in again] == [(b.kind, b.text, b.pair, b.label) for b in before]

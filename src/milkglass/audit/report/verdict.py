@@ -40,7 +40,7 @@ def verdict(
         best: the strongest attack.
         who: what each attacker has, in words.
         cells: the result of each attack.
-        crosses: what is attacked, if not ids under a key, see `crossing`.
+        crosses: what is attacked, if not ids under a key, see `what_crosses`.
     """
     naming, names = named_best(cells), unfinished(best, cells)
     bag_sentence = "" if naming is None else filled(SENTENCES["words"], best=naming, who=who[naming.adversary])
@@ -95,7 +95,7 @@ def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> li
     return sorted({cell.title for cell in relevant if cell.cut or cell.state in ("failed", "not run")})
 
 
-def crossing(scene: Scene) -> str:
+def what_crosses(scene: Scene) -> str:
     """Returns what an attacker sees of a text, or "" if it is ids under a key."""
     return words_of(scene).crosses
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milkglass.rows.examples import Summary
 
 COMMONEST_SHOWN, RAREST_SHOWN = 6, 3  # classes that are shown if there are more
-MAX_CLASS_LETTERS = 40  # characters of a class's name
+MAX_CLASS_CHARACTERS = 40  # of a class's name
 ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
 Delimiter = Annotated[
     str | None,
@@ -50,11 +50,11 @@ class ColumnOptions:
         bool, typer.Option("--skip-empty", help="Leave out rows whose text, label or answer is empty.")
     ] = False
 
-    def file(self, path: Path) -> DataFile:
-        """Returns the file with these columns.
+    def data_file(self, path: Path) -> DataFile:
+        """Returns the file, of which these columns will be read.
 
         Raises:
-            UsageError: the file does not exist, or has no columns.
+            UsageError: the file does not exist, or columns are named and it has none.
             EmptyText: the file is empty.
         """
         from milkglass.rows.data_file import DataFile
@@ -65,47 +65,47 @@ class ColumnOptions:
         data_file.require()
         return data_file
 
-    def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
-        """Reads training data once, and returns it with its summary. Raises what `checked` raises."""
-        from milkglass.rows.examples import checked
+    def read_training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
+        """Reads training data once, and returns it with its summary. Raises what `checked_summary` raises."""
+        from milkglass.rows.examples import checked_summary
 
-        file = self.file(path)
-        summary = checked(file, task)
+        file = self.data_file(path)
+        summary = checked_summary(file, task)
         _report_read(file, summary, labels=task != "causal-lm")
         if summary.labels:
             note(f"{file.name}: {classes_found(summary)}")
         return file, summary
 
-    def texts(self, path: Path, labels: bool = False) -> DataFile:
+    def read_texts(self, path: Path, labels: bool = False) -> DataFile:
         """Reads rows of any kind, or lines of text, once. Raises what `summarise` raises.
 
         Args:
             labels: whether the labels are used.
         """
-        return _read(self.file(path), labels)
+        return _read(self.data_file(path), labels)
 
-    def others(self, path: Path | None) -> DataFile | None:
-        """Reads a further file of the command, if there is one. It may have no columns."""
-        return None if path is None else _read(self.second(path))
+    def read_optional(self, path: Path | None) -> DataFile | None:
+        """Reads another file of the command, if there is one, as `other_file` does."""
+        return None if path is None else _read(self.other_file(path))
 
-    def second(self, path: Path) -> DataFile:
-        """Returns a further file of the command with the options that apply to its kind. Raises what `file` raises."""
+    def other_file(self, path: Path) -> DataFile:
+        """Returns another file of the command, with the options for its kind. Raises what `data_file` raises."""
         from milkglass.rows.data_file import TABLES
 
         suffix = path.suffix.lower()
         if suffix == ".txt":
-            return ColumnOptions().file(path)
-        return (self if suffix in TABLES else replace(self, delimiter=None)).file(path)
+            return ColumnOptions().data_file(path)
+        return (self if suffix in TABLES else replace(self, delimiter=None)).data_file(path)
 
-    def as_options(self) -> str:
-        """Returns the options that were set, as on a command line, with a blank before."""
+    def command_line(self) -> str:
+        """Returns the options that are set, as on a command line, with a space before; "" if none is."""
         arguments = list[str]()
-        for name, value in self.decides().items():
+        for name, value in self.changed_fields().items():
             arguments += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
         return f" {shlex.join(arguments)}" if arguments else ""
 
-    def decides(self) -> dict[str, str | bool]:
-        """Returns the options that were set. They must be unchanged when a stopped command goes on."""
+    def changed_fields(self) -> dict[str, str | bool]:
+        """Returns the fields that are set, by name. They must be unchanged when a stopped command goes on."""
         return {name: value for name, value in vars(self).items() if value}
 
 
@@ -117,14 +117,14 @@ def _read(file: DataFile, labels: bool = False) -> DataFile:
 
 
 def _report_read(file: DataFile, summary: Summary, labels: bool) -> None:
-    say_read(file, labels)
-    say_skipped(file.name, summary.blank, summary.empty)
+    note_columns(file, labels)
+    note_skipped(file.name, summary.blank, summary.empty)
 
 
 def classes_found(summary: Summary) -> str:
     """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1"."""
     commonest_first = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda entry: -entry[1])
-    classes = [f"{running_text(name)[:MAX_CLASS_LETTERS]} {count:,}" for name, count in commonest_first]
+    classes = [f"{running_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
     shown = classes
     if len(classes) > COMMONEST_SHOWN + RAREST_SHOWN:
         common, (rare, *rarer) = classes[:COMMONEST_SHOWN], classes[-RAREST_SHOWN:]
@@ -133,13 +133,13 @@ def classes_found(summary: Summary) -> str:
     return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown)}"
 
 
-def say_read(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
+def note_columns(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
     """Prints which columns of a table are read and which are not."""
     if description := file.columns_read(labels, identifier):
         note(f"{file.name}: {description}")
 
 
-def say_skipped(name: str, blank: int, empty: int = 0) -> None:
+def note_skipped(name: str, blank: int, empty: int = 0) -> None:
     for count, noun in ((blank, "blank line"), (empty, "row with an empty field")):
         if count:
             nouns = noun if count == 1 else noun.replace("line", "lines").replace("row", "rows")

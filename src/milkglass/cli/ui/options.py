@@ -128,14 +128,14 @@ def given_options(context: typer.Context, besides: Collection[str]) -> dict[str,
     return options
 
 
-def changed(options: Any, called: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def changed_options(options: Any, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
-    changed_options = {}
+    changes = {}
     for field in fields_of(options):
         value = getattr(options, field.name)
         if value != field.default:
-            changed_options[called.get(field.name, f"--{field.name.replace('_', '-')}")] = value
-    return changed_options
+            changes[names.get(field.name, f"--{field.name.replace('_', '-')}")] = value
+    return changes
 
 
 def require_file(path: Path, hint: str) -> None:
@@ -265,24 +265,24 @@ class AuditOptions:
     def files(self, columns: ColumnOptions) -> AuditFiles:
         from milkglass.audit.key_scene import AuditFiles
 
-        text, public = columns.texts(self.text), columns.others(self.public)
+        text, public = columns.read_texts(self.text), columns.read_optional(self.public)
         return AuditFiles(text, public, rows=self.rows, seed=self.seed)
 
-    def decides(self) -> dict[str, Any]:
-        """Returns what must be unchanged when a stopped audit goes on."""
+    def identity(self) -> dict[str, Any]:
+        """Returns the values that must be unchanged when a stopped audit goes on."""
         public = None if self.public is None else sha256(self.public)
         return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
 
 
-def same_command(context: typer.Context, **changed: Any) -> str:
+def same_command(context: typer.Context, **replaced: Any) -> str:
     """Returns the command line that was given, with other values of these parameters. None leaves an option out."""
     words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
-        if name not in changed and (source is None or source.name != "COMMANDLINE"):
+        if name not in replaced and (source is None or source.name != "COMMANDLINE"):
             continue
-        value = changed.get(name, context.params.get(name))
+        value = replaced.get(name, context.params.get(name))
         if value is None:
             continue
         if parameter.param_type_name == "argument":

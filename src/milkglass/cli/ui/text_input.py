@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from milkglass.cli.ui.columns import ColumnOptions, say_read, say_skipped
+from milkglass.cli.ui.columns import ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import EmptyText, UsageError
 from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, require_no_messages
@@ -23,7 +23,7 @@ def texts_to_classify(
         CodecError: a row is blank or cannot be read.
         UsageError: the file does not exist, or options name columns of texts that have none.
     """
-    names_columns = bool(columns.decides()) or id_column is not None
+    names_columns = bool(columns.changed_fields()) or id_column is not None
     if not texts and source is not None and _is_table(source, names_columns):
         return _rows_of(source, columns, id_column)
     if names_columns:
@@ -57,9 +57,9 @@ def _is_table(source: Path, names_columns: bool) -> bool:
 def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
     from milkglass.rows.examples import ID, read_texts
 
-    file = columns.file(source)
+    file = columns.data_file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))
-    say_read(file, False, id_column or (ID if any(row.row_id for row in rows) else None))
-    say_skipped(file.name, len(blank), len(empty))
+    note_columns(file, False, id_column or (ID if any(row.row_id for row in rows) else None))
+    note_skipped(file.name, len(blank), len(empty))
     return [InputRow(str(row.place(file)), row.text, row.pair, output_id=row.row_id or str(row.line)) for row in rows]

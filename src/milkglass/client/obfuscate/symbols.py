@@ -32,7 +32,7 @@ from milkglass.models.torch_model import body
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Progress, Stage, no_stage
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, checked, examples_of, read_examples
+from milkglass.rows.examples import Example, checked_summary, examples_of, read_examples
 from milkglass.rows.labels import Scale
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
@@ -121,7 +121,7 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, regressio
         CodecError: rows cannot be read; also EmptyText.
         UsageError: the rows are for generation, or have no ordinary token.
     """
-    summary = checked(data, "regression" if regression else None)
+    summary = checked_summary(data, "regression" if regression else None)
     if summary.kind == "chat":
         raise UsageError(
             f"{data.name} holds conversations, and under coarse an id names no token that could be answered",

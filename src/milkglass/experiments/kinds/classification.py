@@ -35,13 +35,13 @@ class ClassificationRecipe(FineTuning):
 
     task = "classification"
 
-    def graded(
+    def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.parse_ref(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
-        metric_figures = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
+        metric_figures = figures_by_metric(variants, metrics, self.training.max_length, self.seed, run.predictions)
         return recovery_figures(base, variants, statuses) + metric_figures
 
 
@@ -105,7 +105,7 @@ def predicted_classes(model: Path, held_out: Path, max_length: int) -> tuple[NDA
     return np.concatenate(guessed_batches), np.concatenate(true_batches)
 
 
-def graded_by_metrics(
+def figures_by_metric(
     variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns each metric of each variant in percent. `packed_answers` receives each variant's answers."""

@@ -43,7 +43,7 @@ from milkglass.server.spec import Hyperparameters, Status, Task
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Recipe):
-    """A recipe of training. Subclasses write `graded`.
+    """A recipe of training. Subclasses write `grade_variants`.
 
     Attributes:
         seed: of the keys and of the trainings.
@@ -97,10 +97,10 @@ class FineTuning(Recipe):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
         base = Checkpoint.open(resolve(self.model))
-        variants = self.prepared(base, run)
-        return self.graded(run, base, variants, train_variants(variants, run))
+        variants = self.prepare_variants(base, run)
+        return self.grade_variants(run, base, variants, train_variants(variants, run))
 
-    def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+    def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
         digest, sums = base.digest(), data_refs.sums(run.data, self.data.values())
         require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
@@ -118,7 +118,7 @@ class FineTuning(Recipe):
         return variants
 
     @abc.abstractmethod
-    def graded(
+    def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures of the trained variants."""

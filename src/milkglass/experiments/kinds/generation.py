@@ -52,15 +52,15 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
-PROMPTS_A_BATCH = 8
+PROMPTS_PER_BATCH = 8
 MEASURES = ("rouge-1", "rouge-l")
 Rows = NDArray[np.float64]
-Parts = Mapping[str, str]  # of a record: variant, when, note
+RecordFields = Mapping[str, str]  # variant, when, note
 
 
 @dataclass(frozen=True)
 class GeneratedAnswers:
-    """Scrambled ids of the prompts and the generated answers, and the data set's own answers."""
+    """Scrambled ids of prompts and of their generated answers, and the data set's own answers, `references`."""
 
     prompts: Sequences
     ids: Sequences
@@ -74,7 +74,7 @@ class InstructionFile:
     Attributes:
         file: IFEval's input_data.jsonl.
         prompts: how many of its first prompts are used.
-        new_tokens: of each answer.
+        new_tokens: the most tokens of each answer.
     """
 
     file: str
@@ -102,7 +102,7 @@ class GeneratorTuning(FineTuning):
     """Decoders that are tuned and then generate answers.
 
     Attributes:
-        evaluation: answers, how many prompts of the validation data; new_tokens of each.
+        evaluation: `answers`, how many validation prompts are answered; `new_tokens`, the most tokens of each answer.
         instructions: fields of `InstructionFile`; empty: no answers are checked by rule.
     """
 
@@ -124,19 +124,24 @@ class GeneratorTuning(FineTuning):
         _ = self.instruction_file
 
     def answer_figures(
-        self, run: RunFolder, losses: tuple[Rows, Rows], texts: Sequence[str], references: Sequence[str], parts: Parts
+        self,
+        run: RunFolder,
+        losses: tuple[Rows, Rows],
+        texts: Sequence[str],
+        references: Sequence[str],
+        fields: RecordFields,
     ) -> list[ResultRecord]:
-        """Returns the mean loss of a token, and in percent how alike answers and references are.
+        """Returns the mean loss of a token, and ROUGE between answers and references in percent.
 
         Args:
             losses: (u,) the sum over each row's tokens, and (u,) their number.
             texts: the answers.
             references: the data set's answers to the same prompts.
-            parts: parts of the records.
+            fields: of every record.
         """
         scores = text.rouge_rows(texts, references)
-        figures = loss_figures(losses, self.seed, parts, run.predictions)
-        return figures + mean_figures({name: scores[name] for name in self.rouge}, self.seed, parts, run.predictions)
+        figures = loss_figures(losses, self.seed, fields, run.predictions)
+        return figures + mean_figures({name: scores[name] for name in self.rouge}, self.seed, fields, run.predictions)
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         if self.instruction_file:  # before hours of training
@@ -150,10 +155,10 @@ class GenerationRecipe(GeneratorTuning):
 
     rouge = MEASURES
 
-    def graded(
+    def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
-        """Returns for each variant the loss, ROUGE and what attackers read.
+        """Returns the loss and ROUGE of each variant, and what attackers read of its answers.
 
         Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
         answers after.
@@ -166,55 +171,56 @@ class GenerationRecipe(GeneratorTuning):
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
                 model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-                answered = greedy_answers(model, codec, held_out, self.evaluation)
-                texts, parts = ([codec.decode(ids) for ids in answered.ids], {"variant": variant.name, "when": when})
-                figures += self.answer_figures(run, row_losses(model, rows), texts, answered.references, parts)
-            figures += attack_figures(self.seed, base, variant, codec, answered)
+                answers = greedy_answers(model, codec, held_out, self.evaluation)
+                texts, fields = [codec.decode(ids) for ids in answers.ids], {"variant": variant.name, "when": when}
+                figures += self.answer_figures(run, row_losses(model, rows), texts, answers.references, fields)
+            figures += attack_figures(self.seed, base, variant, codec, answers)
             if instructions := self.instruction_file:
                 run.progress(f"{variant.name}: instructions")
                 figures += instruction_figures(
-                    model, codec, instructions.read(run.data), instructions.new_tokens, parts, run.predictions
+                    model, codec, instructions.read(run.data), instructions.new_tokens, fields, run.predictions
                 )
         return figures
 
 
 def instruction_figures(
-    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, parts: Parts,
-    packed: dict[str, str],
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, fields: RecordFields,
+    predictions: dict[str, str],
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
-        parts: parts of the records.
-        packed: see `rule_figures`.
+        fields: of every record.
+        predictions: see `rule_figures`.
     """
     prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    return rule_figures(prompts, [codec.decode(ids) for ids in greedy(model, prompt_ids, new_tokens)], parts, packed)
+    answers = [codec.decode(ids) for ids in greedy_ids(model, prompt_ids, new_tokens)]
+    return rule_figures(prompts, answers, fields, predictions)
 
 
 def rule_figures(
-    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], parts: Parts, packed: dict[str, str]
+    prompts: Sequence[ifeval.Prompt], texts: Sequence[str], fields: RecordFields, predictions: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns IFEval's accuracies of given answers in percent.
 
     Args:
-        parts: parts of the records.
-        packed: receives how many instructions of each prompt are followed strictly.
+        fields: of every record.
+        predictions: receives how many instructions of each prompt are followed strictly.
     """
-    graded = ifeval.score(prompts, texts)
-    keep_rows(packed, {"ifeval strict": graded.strict}, parts)
-    return records(with_spread({f"ifeval {name}": measure for name, measure in graded.measures.items()}), **parts)
+    followed = ifeval.score(prompts, texts)
+    add_predictions(predictions, {"ifeval strict": followed.strict}, fields)
+    return records(with_spread({f"ifeval {name}": measure for name, measure in followed.measures.items()}), **fields)
 
 
 @torch.inference_mode()
 def row_losses(
-    model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], at_once: int = PROMPTS_A_BATCH
+    model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], batch_size: int = PROMPTS_PER_BATCH
 ) -> tuple[Rows, Rows]:
     """Returns (u,) the sum of the cross-entropies over the tokens that have a label, and (u,) their number."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
-    for start in range(0, len(rows), at_once):
-        batch = collate([rows[i] for i in range(start, min(start + at_once, len(rows)))])
+    for start in range(0, len(rows), batch_size):
+        batch = collate([rows[i] for i in range(start, min(start + batch_size, len(rows)))])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = batch.pop("labels")
         logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
@@ -224,52 +230,58 @@ def row_losses(
     return device.array(torch.cat(losses).double()), device.array(torch.cat(tokens).double())
 
 
-def keep_rows(packed: dict[str, str], rows: Mapping[str, NDArray[Any]], parts: Parts) -> None:
-    """Adds the values of each row to what a result keeps, by the name that a record of these parts has."""
-    packed |= {ResultRecord(measure=name, value=0.0, **parts).name: pack_answers(row) for name, row in rows.items()}  # type: ignore[arg-type]
+def add_predictions(predictions: dict[str, str], rows: Mapping[str, NDArray[Any]], fields: RecordFields) -> None:
+    """Adds the packed values of each row to `predictions`, by the name of the record with these fields."""
+    for measure, row in rows.items():
+        record = ResultRecord(measure=measure, value=0.0, **fields)  # type: ignore[arg-type]
+        predictions[record.name] = pack_answers(row)
 
 
-def loss_figures(losses: tuple[Rows, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
+def loss_figures(
+    losses: tuple[Rows, Rows], seed: int, fields: RecordFields, predictions: dict[str, str]
+) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
         losses: (u,) each row's sum, and (u,) its number of tokens.
-        parts: parts of the records.
-        packed: receives the losses.
+        fields: of every record.
+        predictions: receives the losses.
     """
-    keep_rows(packed, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, parts)
-    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **parts)
+    add_predictions(predictions, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, fields)
+    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **fields)
 
 
-def mean_figures(scores: Mapping[str, Rows], seed: int, parts: Parts, packed: dict[str, str]) -> list[ResultRecord]:
+def mean_figures(
+    scores: Mapping[str, Rows], seed: int, fields: RecordFields, predictions: dict[str, str]
+) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
         scores: (u,) of each row, from 0 to 1.
-        parts: parts of the records.
-        packed: receives the scores.
+        fields: of every record.
+        predictions: receives the scores.
     """
-    keep_rows(packed, scores, parts)
-    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **parts)
+    add_predictions(predictions, scores, fields)
+    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **fields)
 
 
 @torch.inference_mode()
 def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
-    """Returns greedy answers to the first prompts of the file, each up to its end-of-sequence id, included."""
+    """Generates greedy answers to the first prompts of the file, each up to its end-of-sequence id, included."""
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
     references = tuple(str(example.messages[-1]["content"]) for example in examples)
     return GeneratedAnswers(
-        Sequences.of(prompts), Sequences.of(greedy(model, prompts, evaluation["new_tokens"])), references
+        Sequences.of(prompts), Sequences.of(greedy_ids(model, prompts, evaluation["new_tokens"])), references
     )
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
-    """Returns the model's continuation of each prompt, up to its end-of-sequence id, included."""
+def greedy_ids(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
+    """Returns the ids of the greedy answer to each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
-    for start in range(0, len(prompts), PROMPTS_A_BATCH):
-        group = prompts[start : start + PROMPTS_A_BATCH]
+    for start in range(0, len(prompts), PROMPTS_PER_BATCH):
+        group = prompts[start : start + PROMPTS_PER_BATCH]
         rows = [torch.from_numpy(prompt).long() for prompt in group]
         # On the left, so that all answers begin at one place
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
@@ -297,9 +309,9 @@ def cut_at_stop(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[A
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
 def attack_figures(
-    seed: int, base: Checkpoint, variant: Variant, codec: Codec, answered: GeneratedAnswers
+    seed: int, base: Checkpoint, variant: Variant, codec: Codec, answers: GeneratedAnswers
 ) -> list[ResultRecord]:
-    """Returns what ERA reads, and for scrambled variants matching's map and ERA+.
+    """Returns the figures of what ERA reads, and for scrambled variants also the map of matching, and ERA+.
 
     ERA on the plain variant is the control.
     """
@@ -307,7 +319,7 @@ def attack_figures(
         (
             Weights(Model.open(variant.model)),
             Weights(Model.open(variant.job / "result"), tuned=True),
-            Outputs(answered.ids, answered.prompts),
+            Outputs(answers.ids, answers.prompts),
         ),
         len(codec.inverse),
     )
@@ -318,32 +330,32 @@ def attack_figures(
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:
-        from_table = table_candidates(transcript, knowledge, rng())
-        guesses["matching"] = ranked(from_table, transcript.size)
-        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=from_table), Budget(), rng())
+        candidates = table_candidates(transcript, knowledge, rng())
+        guesses["matching"] = ranked(candidates, transcript.size)
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), rng())
     figures: list[ResultRecord] = []
     for attack, guess in guesses.items():
-        measured = graded_guess(guess, codec, answered, rng())
-        figures += records(measured, attack=attack, variant=variant.name, when="after")
+        measures = guess_figures(guess, codec, answers, rng())
+        figures += records(measures, attack=attack, variant=variant.name, when="after")
     return figures
 
 
 def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
-    """Returns what the table alone reveals: clusters, then the order inside them."""
+    """Returns the candidates that the table alone reveals: clusters, then the order inside them."""
     solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
 
-def graded_guess(guess: Guess, codec: Codec, answered: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
-    """Returns the attacker's text against the data set's answers, as Table 6, and against the client's, in percent."""
+def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
+    """Compares the attacker's text with the data set's answers, as Table 6, and with the client's, in percent."""
 
-    def readable(ids: np.ndarray[Any, Any]) -> str:
+    def decode_visible(ids: np.ndarray[Any, Any]) -> str:
         known_ids = ids[(ids >= 0) & codec.visible[ids]]  # without special tokens, and ids of which nothing is believed
         return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
-    read_ids = Sequences(guess.at(answered.ids)[:, 0], answered.ids.lengths)
-    likeness = text.rouge([readable(answer_ids) for answer_ids in read_ids], answered.references, rng)
-    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, answered.ids), rng)
-    of_client = ("tokens top-1", "rouge-1", "rouge-l")
-    likeness_to_client = {f"{name} of the client's": recovery[name] for name in of_client}
-    return with_spread({name: likeness[name] for name in MEASURES} | likeness_to_client)
+    read_ids = Sequences(guess.at(answers.ids)[:, 0], answers.ids.lengths)
+    likeness = text.rouge([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
+    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, decode_visible, answers.ids), rng)
+    client_measures = ("tokens top-1", "rouge-1", "rouge-l")
+    of_client = {f"{name} of the client's": recovery[name] for name in client_measures}
+    return with_spread({name: likeness[name] for name in MEASURES} | of_client)

@@ -43,9 +43,9 @@ from milkglass.experiments.procedures.private_rows import (
     PrivateRows,
     RowFilter,
     SharedStepRecipe,
-    classes_of,
-    ghost_of,
-    rows_of,
+    choose_rows,
+    class_numbers_of,
+    open_ghost,
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
@@ -172,7 +172,7 @@ class Attackers:
 
     Attributes:
         data: the folder of its data.
-        kept: where shadows are kept.
+        cache: for the shadows.
         progress: receives lines for the user.
     """
 
@@ -180,36 +180,36 @@ class Attackers:
     base: Checkpoint
     expected: GradientTexts
     data: Path
-    kept: ArtifactCache
+    cache: ArtifactCache
     progress: Log
 
-    def scene(self, guard: DefenceSpec) -> Scene:
+    def scene(self, defence: DefenceSpec) -> Scene:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.expected.batch
-        sent = shadow_rows(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
+        sent = shadow_rows(self.base, private.ids, defence, recipe.seed, self.cache, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        shared = SharedGradients(step, rows, guard.shield, batch_size, recipe.seed, pad).all()
+        shared = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all()
         knowledge = Knowledge(
             corpus=public,
-            step=guard.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
+            step=defence.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
             labels=private.labels,
             lengths=private.ids.lengths,
-            noise=guard.shield.added_noise(batch_size),
+            noise=defence.shield.added_noise(batch_size),
         )
-        if guard.ghost is not None:
-            candidates_of_search = ghost_of(self.base, guard, recipe.seed).candidates
-            rehearse = None if public is None else partial(self._rehearsed, guard)
+        if defence.ghost is not None:
+            candidates_of_search = open_ghost(self.base, defence, recipe.seed).candidates
+            rehearse = None if public is None else partial(self._rehearse, defence)
             candidates = inverse(candidates_of_search.ids, candidates_of_search.starts)
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
         return gradient_scene(shared, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
 
-    def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """Returns the attacker's own text through the defence, with the attacker's own draws."""
-        shadows = shadow_rows(self.base, corpus, guard, seed, self.kept, self.progress)
+    def _rehearse(self, defence: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+        """Returns the shadows of the attacker's own text, with its own draws, and the place of each token's shadow."""
+        shadows = shadow_rows(self.base, corpus, defence, seed, self.cache, self.progress)
         return shadows, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property
@@ -223,16 +223,16 @@ def _rows(
 ) -> tuple[PrivateRows, Sequences | None, int]:
     """Returns the private rows, the attacker's texts, and the number of classes."""
     examples = data_refs.examples(data, recipe.data)
-    numbers = classes_of(recipe.data, examples) if recipe.task == "classification" else None
+    numbers = class_numbers_of(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
     requested = RowFilter(expected.texts, expected.least, expected.most)
     middle = len(order) // 2
-    private = rows_of(tokenizer, order[:middle], numbers, requested, rng)
+    private = choose_rows(tokenizer, order[:middle], numbers, requested, rng)
     public = None
     if expected.public:
         pool = data_refs.examples(data, expected.reference) if expected.reference else order[middle:]
         secret = read_texts(private.ids, tokenizer)
         unrelated = [pool[i] for i in decontaminate(as_read([example.text for example in pool], tokenizer), secret)]
-        public = rows_of(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
+        public = choose_rows(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

@@ -36,16 +36,16 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import naming_refusals, require_names
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
-    Parts,
-    greedy,
-    keep_rows,
+    RecordFields,
+    add_predictions,
+    greedy_ids,
     loss_figures,
     row_losses,
     rule_figures,
 )
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import quality_figures as graded_classes
+from milkglass.experiments.procedures.trials import quality_figures
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
@@ -150,7 +150,7 @@ class SanitizedGeneration(GeneratorTuning):
             for name, entry in self.variants.items()
         }
 
-    def graded(
+    def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One model is loaded at a time and answers all its prompts."""
@@ -203,42 +203,47 @@ class SanitizedGeneration(GeneratorTuning):
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
-        texts = [codec.decode(ids) for ids in greedy(model, prompt_set.prompts, self.evaluation["new_tokens"])]
+        texts = [codec.decode(ids) for ids in greedy_ids(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
         if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.plain)):
             run.progress(f"{variant.name}: instructions {when}")
             texts = [instruction.text for instruction in instructions.read(run.data)]
             prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
-            answers["followed"] = [codec.decode(ids) for ids in greedy(model, prompts, instructions.new_tokens)]
+            answers["followed"] = [codec.decode(ids) for ids in greedy_ids(model, prompts, instructions.new_tokens)]
         return answers
 
     def _figures(
-        self, run: RunFolder, answered: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
+        self, run: RunFolder, answers: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
     ) -> list[ResultRecord]:
         """Returns the figures of one variant's answers, before or after training."""
-        parts = {"variant": variant.name, "when": when}
-        losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
+        fields = {"variant": variant.name, "when": when}
+        losses = np.array(answers["losses"], np.float64), np.array(answers["tokens"], np.float64)
         data_set = data_refs.parse_ref(self.data["validation"])
         if labels := data_set[0].labels if data_set else ():
-            figures = loss_figures(losses, self.seed, parts, run.predictions)
-            figures += self._graded_classes(answered["texts"], prompts.references, labels, parts, run.predictions)
+            figures = loss_figures(losses, self.seed, fields, run.predictions)
+            figures += self._class_figures(answers["texts"], prompts.references, labels, fields, run.predictions)
         else:
-            figures = self.answer_figures(run, losses, answered["texts"], prompts.references, parts)
-        if "followed" in answered and (instructions := self.instruction_file):
-            figures += rule_figures(instructions.read(run.data), answered["followed"], parts, run.predictions)
+            figures = self.answer_figures(run, losses, answers["texts"], prompts.references, fields)
+        if "followed" in answers and (instructions := self.instruction_file):
+            figures += rule_figures(instructions.read(run.data), answers["followed"], fields, run.predictions)
         return figures
 
-    def _graded_classes(
-        self, texts: Sequence[str], references: Sequence[str], labels: Sequence[str], parts: Parts, kept: dict[str, str]
+    def _class_figures(
+        self,
+        texts: Sequence[str],
+        references: Sequence[str],
+        labels: Sequence[str],
+        fields: RecordFields,
+        predictions: dict[str, str],
     ) -> list[ResultRecord]:
         """Returns the figures of answers that name a class."""
         guess = np.array([class_of(text, labels) for text in texts], np.int64)
         truth = [labels.index(reference) for reference in references]
-        keep_rows(kept, {"answer": guess}, parts)
+        add_predictions(predictions, {"answer": guess}, fields)
         named_share = share(guess != NO_CLASS, np.random.default_rng(self.seed))
-        graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
-        return records(graded | with_spread({"answers that name a class": named_share}), **parts)
+        quality = quality_figures(guess, truth, ("accuracy",), len(labels), self.seed)
+        return records(quality | with_spread({"answers that name a class": named_share}), **fields)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

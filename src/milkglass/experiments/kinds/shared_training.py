@@ -39,9 +39,9 @@ from milkglass.experiments.procedures.private_rows import (
     PrivateRows,
     RowFilter,
     SharedStepRecipe,
-    classes_of,
-    likeness,
-    rows_of,
+    choose_rows,
+    class_numbers_of,
+    shadow_likeness,
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
@@ -94,7 +94,7 @@ class SharedTraining(SharedStepRecipe):
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         rows_and_classes = _split_rows(self, tokenizer, run.data)
         site = TrainingSite(base, self, *rows_and_classes, tokenizer, run.out, cache, run.progress)
-        work: dict[str, Callable[[], dict[str, Any]]] = {"untrained": lambda: site.graded(site.step())}
+        work: dict[str, Callable[[], dict[str, Any]]] = {"untrained": lambda: site.step_figures(site.step())}
         if (labels := site.held_out.labels) is not None:
             work["one class for all"] = partial(constant_answer_figures, labels, self.seed)
         for name, entry in self.defences.items():
@@ -150,15 +150,15 @@ class TrainingSite:
         recipe = self.recipe
         return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
 
-    def defended_rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
+    def defended_rows(self, name: str, defence: DefenceSpec) -> PrivateRows:
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadow_rows(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
+        sent = shadow_rows(self.base, self.train.ids, defence, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
-    def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
-        """Returns the model after training. It is trained once, and its weights are cached."""
-        step, rows = self.step(), self.defended_rows(name, guard)
-        path = self.cache.path_of("trained", f"{self._digest(rows, guard.shield)}.safetensors")
+    def trained_step(self, name: str, defence: DefenceSpec) -> SharedStep:
+        """Returns the model after training. It is trained once, then read from the cache."""
+        step, rows = self.step(), self.defended_rows(name, defence)
+        path = self.cache.path_of("trained", f"{self._digest(rows, defence.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
             if tensors.keys() != {*step.names}:
@@ -166,7 +166,7 @@ class TrainingSite:
             step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        fit(step, rows, guard.shield, self.training, self.recipe.seed, self.pad, info)
+        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad, info)
         tensors = {n: weight.detach().cpu().clone() for n, weight in step.module.named_parameters() if n in step.names}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
@@ -183,15 +183,16 @@ class TrainingSite:
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def graded(self, step: SharedStep) -> dict[str, Any]:
+    def step_figures(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS` the rows from which they follow."""
         measured = utility(step, self.held_out, self.pad, self.recipe.seed)
         return {**measured.figures, ROWS: measured.rows}
 
-    def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
-        figures = self.graded(self.trained(name, guard))
-        if guard.ghost is not None:
-            figures |= likeness(self.train.ids, self.defended_rows(name, guard).ids, self._read, self.recipe.seed)
+    def figures(self, name: str, defence: DefenceSpec) -> dict[str, Any]:
+        figures = self.step_figures(self.trained_step(name, defence))
+        if defence.ghost is not None:
+            shadows = self.defended_rows(name, defence).ids
+            figures |= shadow_likeness(self.train.ids, shadows, self._read, self.recipe.seed)
         return figures
 
     def _read(self, ids: Ids) -> str:
@@ -200,14 +201,14 @@ class TrainingSite:
 
 def _theory_figures(site: TrainingSite) -> dict[str, float]:
     """Returns the figures of section 5.2 for the first empty defence and the first with GHOST."""
-    guards = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
+    specs = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
     plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
-    ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
+    ghost = next((name for name, defence in specs.items() if defence.ghost is not None), None)
     if plain is None or ghost is None:
         raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
     first_rows = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
-    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, guards[ghost]).part(first_rows))
-    models = site.step(), site.trained(plain, guards[plain]), site.trained(ghost, guards[ghost])
+    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, specs[ghost]).part(first_rows))
+    models = site.step(), site.trained_step(plain, specs[plain]), site.trained_step(ghost, specs[ghost])
     findings = theory.measure_theory(*models, *texts_and_shadows)
     files.write(site.out / THEORY, json.dumps(findings.to_json(), allow_nan=False) + "\n")
     files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.theory_svg(findings.to_json()))
@@ -219,9 +220,9 @@ def _split_rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Pri
     training = from_entries(LocalTraining, recipe.training)
     examples, numbers = data_refs.examples(data, recipe.data), None
     if recipe.task == "classification":
-        numbers = classes_of(recipe.data, examples)
+        numbers = class_numbers_of(recipe.data, examples)
     row_filter = RowFilter(training.rows, 1, training.words, training.longest)
-    rows = rows_of(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
+    rows = choose_rows(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
     out = held_out_mask(rows.labels, len(rows), training.share)
     return (rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers))
 

@@ -36,7 +36,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
-from milkglass.experiments.kinds.generation import GeneratorTuning, Parts, loss_figures
+from milkglass.experiments.kinds.generation import GeneratorTuning, RecordFields, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
@@ -113,10 +113,10 @@ class SymbolGeneration(GeneratorTuning):
                 sanitized_chats.write(rows if split == "train" else rows[: self.evaluation["rows"]], path)
         return dict.fromkeys(self.variants, paths)
 
-    def prepared(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+    def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants, and the client's model as one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
-        variants = super().prepared(base, run)
+        variants = super().prepare_variants(base, run)
         plain = next(variant for variant in variants if variant.plain)
         client = replace(plain, name=CLIENT, model=run.out / f"{CLIENT}-model", job=run.out / CLIENT)
         if not (client.model / "config.json").is_file():
@@ -124,7 +124,7 @@ class SymbolGeneration(GeneratorTuning):
         write_job(self, base, self.texts(base, run)[PLAIN], client, run.threads)
         return [*variants, client]
 
-    def graded(
+    def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
@@ -148,9 +148,9 @@ class SymbolGeneration(GeneratorTuning):
                     writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
                     pair = AnsweringPair(client, server, writer, stops)
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
-                    parts = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
-                    known_parts = {**parts, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    figures += self._together(run, codec.unscrambling, pair, examples, parts, known_parts)
+                    fields = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
+                    known_fields = {**fields, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
+                    figures += self._together(run, codec.unscrambling, pair, examples, fields, known_fields)
         return figures
 
     def _held_out(self, run: RunFolder) -> list[Example]:
@@ -163,7 +163,7 @@ class SymbolGeneration(GeneratorTuning):
         codec = public_codec(base)
         rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
-        texts = [codec.decode(ids) for ids in generation.greedy(model, prompts, self.evaluation["new_tokens"])]
+        texts = [codec.decode(ids) for ids in generation.greedy_ids(model, prompts, self.evaluation["new_tokens"])]
         return self.answer_figures(
             run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
         )
@@ -174,24 +174,24 @@ class SymbolGeneration(GeneratorTuning):
         codec: Codec,
         pair: AnsweringPair,
         examples: list[Example],
-        parts: Parts,
-        known_parts: Parts | None,
+        fields: RecordFields,
+        known_fields: RecordFields | None,
     ) -> list[ResultRecord]:
         """Returns the figures of a client and a server together.
 
         Args:
             codec: of original ids.
-            parts: parts of the records.
-            known_parts: of those of a client that gets the true symbols. None: no answers are written.
+            fields: of every record: its variant, and when or a note.
+            known_fields: of those of a client that gets the true symbols. None: no answers are written.
         """
         chats = [example.messages for example in self._held_out(run)]
         losses, losses_with_symbols, tokens = row_losses(pair, codec, chats, self.training.max_length)
-        if known_parts is None:
-            return loss_figures((losses, tokens), self.seed, parts, run.predictions)
+        if known_fields is None:
+            return loss_figures((losses, tokens), self.seed, fields, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
         texts = [codec.decode(pair.greedy(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
-        figures = self.answer_figures(run, (losses, tokens), texts, references(examples), parts)
-        return figures + loss_figures((losses_with_symbols, tokens), self.seed, known_parts, run.predictions)
+        figures = self.answer_figures(run, (losses, tokens), texts, references(examples), fields)
+        return figures + loss_figures((losses_with_symbols, tokens), self.seed, known_fields, run.predictions)
 
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""

@@ -1,4 +1,4 @@
-"""An owner's texts in shared training, and what is shared of them: rows, their shadows, a shield.
+"""An owner's texts in shared training, and their defences: shadows instead of words, a shield on gradients.
 
     [defences."pruning 0.99"]
     shield = "random-pruning"            milkglass/gradient_defences/catalogue.py, with its parameters
@@ -39,16 +39,16 @@ from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, batch
 
-SENTENCES_A_PART = 32  # sentences between two savings
+SENTENCES_PER_SAVE = 32
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateRows:
-    """Tokenised texts and their labels.
+    """Tokenized texts and their labels.
 
     Attributes:
-        ids: of each text, with special tokens.
-        labels: (b,) or None.
+        ids: the public ids of each text, special tokens included.
+        labels: (b,) the class of each text. None: the task has no classes.
     """
 
     ids: Sequences
@@ -57,29 +57,29 @@ class PrivateRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, numbers: Ids) -> PrivateRows:
-        return PrivateRows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
+    def part(self, indices: Ids) -> PrivateRows:
+        return PrivateRows(self.ids.chosen(indices), None if self.labels is None else self.labels[indices])
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns ids and mask (b, t), and the labels."""
+        """Returns ids and mask (b, t), padded with the id `pad`, and the labels (b,)."""
         ids, mask = batch([text_ids.tolist() for text_ids in self.ids], pad)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which texts are taken.
+    """The texts that `choose_rows` takes.
 
     Attributes:
-        texts: how many, the same number of each class.
-        least, most: the fewest and the most words.
-        longest: the most tokens, special ones too.
+        count: how many, the same number of each class.
+        min_words, max_words: of a text.
+        max_tokens: of a text, special tokens included.
     """
 
-    texts: int
-    least: int = 1
-    most: int = 1000
-    longest: int = 128
+    count: int
+    min_words: int = 1
+    max_words: int = 1000
+    max_tokens: int = 128
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class DefenceSpec:
     """A parsed entry of [defences].
 
     Attributes:
-        shield: changes the gradients.
-        ghost: replaces words. None: they are not replaced.
+        shield: the defence that changes gradients; plain if none is named.
+        ghost: the settings of GHOST, which replaces words by shadows. None: words stay.
     """
 
     shield: GradientDefence
@@ -100,10 +100,10 @@ class DefenceSpec:
         values = dict(entry)
         ghost_entry = table_of(values, "ghost") if "ghost" in values else None
         values.pop("ghost", None)
-        return cls(gradient_defence_of(values), None if ghost_entry is None else _ghost(name, ghost_entry))
+        return cls(gradient_defence_of(values), None if ghost_entry is None else _ghost_settings(name, ghost_entry))
 
 
-def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
+def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
     setting_classes = (Search, Selection)
     names = [parameter.name for settings in setting_classes for parameter in fields(settings)]
     if unknown := sorted(set(entry) - set(names)):
@@ -115,74 +115,76 @@ def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
     return from_entries(Search, search), from_entries(Selection, selection)
 
 
-def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
-    """Returns the numbers of the classes: a named data set's own, else in the order of their names."""
-    data_set = data_refs.parse_ref(ref)
-    if data_set:
-        return data_set[0].numbers
+def class_numbers_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
+    """Returns the number of each class: a named data set's own, else by the order of the names."""
+    named_set = data_refs.parse_ref(ref)
+    if named_set:
+        return named_set[0].numbers
     return {name: i for i, name in enumerate(sorted({str(row.label) for row in examples}))}
 
 
-def rows_of(
-    tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, expected: RowFilter,
+def choose_rows(
+    tokenizer: Any, examples: Sequence[Example], class_numbers: Mapping[str, int] | None, row_filter: RowFilter,
     rng: np.random.Generator,
 ) -> PrivateRows:  # fmt: skip
-    """Returns some of the examples, in random order.
+    """Chooses examples in random order and tokenizes them.
 
     Args:
-        numbers: of the classes. None: labels are not needed.
+        class_numbers: the number of each label. None: labels are not needed.
 
     Raises:
-        UsageError: there are too few.
+        UsageError: too few examples pass the filter, or one has no known label.
     """
     ids: list[list[int]] = []
     labels: list[int] = []
-    remaining = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
+    per_class = -(-row_filter.count // len(class_numbers)) if class_numbers else 0
+    remaining = dict.fromkeys(range(len(class_numbers or ())), per_class)
     for i in rng.permutation(len(examples)).tolist():
         example = examples[i]
-        if len(ids) == expected.texts:
+        if len(ids) == row_filter.count:
             break
-        if not expected.least <= len(example.text.split()) <= expected.most:
+        if not row_filter.min_words <= len(example.text.split()) <= row_filter.max_words:
             continue
         text_ids = tokenizer(example.text, split_special_tokens=True)["input_ids"]
-        if not text_ids or len(text_ids) > expected.longest:
+        if not text_ids or len(text_ids) > row_filter.max_tokens:
             continue
-        if numbers is not None:
-            if example.label not in numbers:
+        if class_numbers is not None:
+            if example.label not in class_numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not remaining[numbers[example.label]]:
+            if not remaining[class_numbers[example.label]]:
                 continue
-            remaining[numbers[example.label]] -= 1
-            labels.append(numbers[example.label])
+            remaining[class_numbers[example.label]] -= 1
+            labels.append(class_numbers[example.label])
         ids.append(text_ids)
-    if len(ids) < expected.texts:
+    if len(ids) < row_filter.count:
         raise UsageError(
-            f"{expected.texts} texts of {expected.least} to {expected.most} words are needed, there are {len(ids)}",
+            f"{row_filter.count} texts of {row_filter.min_words} to {row_filter.max_words} words are needed, "
+            f"there are {len(ids)}",
             "take fewer, or other lengths",
         )
-    return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
+    return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if class_numbers is not None else None)
 
 
-def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
-    assert guard.ghost is not None
-    return Ghost.open(base.folder, *guard.ghost, seed=seed)
+def open_ghost(base: Checkpoint, defence: DefenceSpec, seed: int) -> Ghost:
+    assert defence.ghost is not None
+    return Ghost.open(base.folder, *defence.ghost, seed=seed)
 
 
 def shadow_rows(
-    base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
+    base: Checkpoint, rows: Sequences, defence: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
-    """Returns the rows as they go into training: their shadows, or without GHOST the rows themselves."""
-    if guard.ghost is None:
+    """Returns the texts that go into training: their shadows, or without GHOST the texts themselves."""
+    if defence.ghost is None:
         return rows
-    ghost = ghost_of(base, guard, seed)
-    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in guard.ghost), seed]
+    ghost = open_ghost(base, defence, seed)
+    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in defence.ghost), seed]
     identity = json.dumps(parts, sort_keys=True)
     name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.path_of("shadows", f"shadows-{name}.jsonl")
     shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(shadows) < len(rows):
-        subset = np.arange(len(shadows), min(len(shadows) + SENTENCES_A_PART, len(rows)))
-        shadows += [shadow.tolist() for shadow in ghost.shadows(rows.chosen(subset))]
+        next_rows = np.arange(len(shadows), min(len(shadows) + SENTENCES_PER_SAVE, len(rows)))
+        shadows += [shadow.tolist() for shadow in ghost.shadows(rows.chosen(next_rows))]
         with files.atomic_write(path) as file:
             file.write("".join(f"{json.dumps(shadow)}\n" for shadow in shadows))
             cache.record_writer(path)
@@ -190,10 +192,10 @@ def shadow_rows(
     return Sequences.of(shadows)
 
 
-def likeness(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
-    """Returns how similar the shadows are to their texts (Table 1): mean ROUGE-1, 2, L and METEOR from 0 to 1."""
-    likeness = rouge([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
-    return with_spread({f"shadow {name}": interval for name, interval in likeness.items()}, scale=1)
+def shadow_likeness(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
+    """Returns how similar the texts `after` are to `before` (Table 1): mean ROUGE-1, 2, L and METEOR, from 0 to 1."""
+    scores = rouge([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
+    return with_spread({f"shadow {name}": interval for name, interval in scores.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)
