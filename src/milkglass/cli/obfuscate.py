@@ -187,7 +187,9 @@ def obfuscate(
         resumption = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
-    refuse_unused("where no file of yours is read", {} if data or public_text or band_text else changed_options(columns))
+    refuse_unused(
+        "where no file of yours is read", {} if data or public_text or band_text else changed_options(columns)
+    )
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable

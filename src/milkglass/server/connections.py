@@ -70,6 +70,11 @@ class JoiningTransport(asyncio.Transport):
             self._transport.write(bytes(self._waiting))
             self._waiting.clear()
 
+    def unwrapped(self) -> asyncio.Transport:
+        """Returns the transport below, for a protocol that writes whole messages. What waits is written first."""
+        self._flush()
+        return self._transport
+
     def get_write_buffer_size(self) -> int:
         return len(self._waiting) + self._transport.get_write_buffer_size()
 
@@ -158,6 +163,8 @@ class ServerConnection(H11Protocol):
         since the answers would fill the memory.
         """
         self._upgraded = self.has_answered = True
+        assert isinstance(self.transport, JoiningTransport)
+        self.transport = self.transport.unwrapped()
         super().handle_websocket_upgrade(event)
         successor: Any = self.transport.get_protocol()
         on_connection_lost, on_ping = successor.connection_lost, successor.handle_ping
