@@ -198,7 +198,7 @@ class TextSanitizer:
     def _changed_mask(
         self, codes: Ids, new_codes: Ids, is_drawn: Mask, original_words: list[str], new_words: list[str]
     ) -> Mask:
-        """Returns (words,) which words were drawn and came out as another. A number may be drawn as itself by chance."""
+        """Returns (words,) which words were drawn and came out as another. By chance a number is drawn as itself."""
         is_changed = is_drawn & (new_codes != codes)
         for place in np.flatnonzero(codes == NUMBER):
             is_changed[place] = original_words[place].lower() != new_words[place].lower()
