@@ -239,7 +239,7 @@ class Sections:
         return EMPTY_PART
 
     def _take_text(self, size: int) -> Part:
-        """Takes `size` characters of the held text as content. If calls may come, space is held until text follows it."""
+        """Takes `size` characters of held text as content. If calls may come, white space waits until text follows."""
         shown, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._has_content:
             shown, self._held_space = self._held_space + shown, ""
