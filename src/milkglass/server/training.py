@@ -180,7 +180,8 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     home = job.parents[1] if spec.quota is not None else job
     reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
     require_disk(estimate, chosen, free_bytes(home, spec.quota) + reusable_bytes)
-    require_memory(estimate, chosen, device.memory_bytes(free=True) if device.on_gpu() else memory_bytes(available=True))
+    free = device.memory_bytes(free=True) if device.on_gpu() else memory_bytes(available=True)
+    require_memory(estimate, chosen, free)
     reserve = Reserve(job, estimate(chosen).reserve)
     reserve.take()
     return reserve
