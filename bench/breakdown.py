@@ -12,14 +12,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from milkglass.experiments.record import read
-from milkglass.plots import GREY, panels, styled, svg
+from milkglass.plots import GREY, panels, plot_style, svg
 
 PARTS = {"embedding": "#1b7f5c", "crossing": "#b4530a", "wire": "#7b3294", "server": "#0b4f6c", "other": "#9aa4ad"}
 
 
 def drawn(result: Mapping[str, Any]) -> str:
     """A result of the bench as SVG."""
-    with styled():
+    with plot_style():
         return svg(figure(result), title(result))
 
 

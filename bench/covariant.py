@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.audit.key_scene import truth_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import read
+from milkglass.client.data.texts import read_encoded
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
@@ -108,7 +108,7 @@ def attacked(base: Checkpoint, folder: Path, key: Key, layer: int, private: Data
     wall, cpu = time.perf_counter(), time.process_time()
     guess = attack(transcript, knowledge, Budget(), np.random.default_rng(1))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    texts = read(codec, private, rows)
+    texts = read_encoded(codec, private, rows)
     truth = truth_of(codec, texts.scrambled, texts.original, ())
     found = score(guess, truth, np.random.default_rng(0))
     return {

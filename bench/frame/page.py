@@ -10,7 +10,7 @@ from typing import Any
 
 from parts import NAMES
 
-from milkglass.plots import COLOURS, MARKERS, panels, styled, svg
+from milkglass.plots import COLOURS, MARKERS, panels, plot_style, svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -116,7 +116,7 @@ def _number(value: float) -> str:
 
 
 def _drawn(curves: Sequence[Mapping[str, Any]]) -> str:
-    with styled():
+    with plot_style():
         figure, places = panels(len(curves))
         for axes, one in zip(places, curves, strict=True):
             xs, *lines = zip(*one["points"], strict=True)

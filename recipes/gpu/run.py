@@ -122,7 +122,7 @@ class Room:
 
     @classmethod
     def here(cls) -> Room:
-        memory, free = system.memory(available=True), device.memory(free=True)
+        memory, free = system.memory_bytes(available=True), device.memory_bytes(free=True)
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
     def holds(self, needs: RecipeNeeds) -> bool:

@@ -84,7 +84,7 @@ def serving_dtype() -> Any:
     return "auto" if on_gpu() else torch.float32
 
 
-def memory(free: bool) -> int | None:
+def memory_bytes(free: bool) -> int | None:
     """Returns the bytes of the GPU's memory, or of those that are free. None: there is no GPU."""
     import torch
 

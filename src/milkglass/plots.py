@@ -28,7 +28,7 @@ NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9)
 Box = tuple[float, float, float, float]
 
 
-def styled() -> Any:
+def plot_style() -> Any:
     """Returns the context in which figures are drawn."""
     return rc_context(STYLE)
 
@@ -96,7 +96,7 @@ def _apart(first: Any, second: Any) -> bool:
 def svg(figure: Figure, title: str) -> str:
     """Returns the figure as an SVG element without a size of its own, with a title for screen readers."""
     buffer = io.StringIO()
-    with styled():
+    with plot_style():
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -22,7 +22,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory(available: bool) -> int | None:
+def memory_bytes(available: bool) -> int | None:
     """Returns how many bytes of main memory this process may use, within a container's limit. None: not known.
 
     `available` counts only memory that is free or can be freed at once.
@@ -32,10 +32,10 @@ def memory(available: bool) -> int | None:
         machine_bytes = int(fields["MemAvailable" if available else "MemTotal"]) << 10
     except (OSError, KeyError, ValueError):
         return None
-    return min(machine_bytes, _container_memory(available) or machine_bytes)
+    return min(machine_bytes, _container_memory_bytes(available) or machine_bytes)
 
 
-def _container_memory(available: bool) -> int | None:
+def _container_memory_bytes(available: bool) -> int | None:
     """Returns the bytes that the control group (version 2) allows. None: there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:

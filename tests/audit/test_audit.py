@@ -38,7 +38,7 @@ from milkglass.audit.resume import ResumeStore, pack_candidates, unpack_candidat
 from milkglass.audit.scene import Scene
 from milkglass.cli.audit import report_text, result_line
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import CLASSES, classes, read
+from milkglass.client.data.texts import CLASSES, classes, read_encoded
 from milkglass.client.key.generate import new_key, scheme_for
 from milkglass.client.key.key import Key
 from milkglass.errors import EmptyText, KeyForOtherModel, UsageError
@@ -577,9 +577,9 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
     pairs = who.knowledge.pairs
     assert pairs is not None
     assert (it.truth.inverse[pairs[:, 0]] == pairs[:, 1]).all()
-    crib = {tuple(one) for one in read(setting.codec, known).original.ids.reshape(-1, 1).tolist()}
+    crib = {tuple(one) for one in read_encoded(setting.codec, known).original.ids.reshape(-1, 1).tolist()}
     assert crib == {(int(one),) for one in pairs[:, 1]}
-    first = {tuple(one.tolist()) for one in read(setting.codec, known).original}
+    first = {tuple(one.tolist()) for one in read_encoded(setting.codec, known).original}
     assert not first & {tuple(one.tolist()) for one in it.truth.tokens}  # what is known is no secret
     guess = Decipherment()(it.transcript, who.knowledge, Budget(), np.random.default_rng(0))
     assert guess.table is not None
@@ -680,7 +680,7 @@ def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")
     with pytest.raises(EmptyText, match=r"empty\.txt"):
-        read(setting.codec, empty)
+        read_encoded(setting.codec, empty)
 
 
 def test_pieces_are_joined_to_words_and_strange_glyphs_escaped(setting: Setting) -> None:

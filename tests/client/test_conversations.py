@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED_LABEL
-from milkglass.client.data.texts import read
+from milkglass.client.data.texts import read_encoded
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
@@ -174,12 +174,12 @@ def test_each_answer_is_an_example(rewriting: Codec, tmp_path: Path) -> None:
 
 
 def test_an_audit_keeps_the_examples_of_a_conversation_together(rewriting: Codec, tmp_path: Path) -> None:
-    from milkglass.audit.key_scene import _halves
+    from milkglass.audit.key_scene import _split_in_halves
 
     rows = [{"messages": [{"role": "user", "content": f"hello {n}"}, *TURNS[1:]]} for n in range(30)]
-    whole = read(rewriting, lines(tmp_path / "a.jsonl", *rows))
+    whole = read_encoded(rewriting, lines(tmp_path / "a.jsonl", *rows))
     assert whole.sources is not None and whole.sources.tolist() == [n // 2 for n in range(60)]
-    private, alike = _halves(whole, 1)
+    private, alike = _split_in_halves(whole, 1)
     assert private.sources is not None and len(private.original) == len(alike) == 30
     assert all((private.sources == one).sum() == 2 for one in set(private.sources.tolist()))
 

@@ -16,7 +16,7 @@ from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import encoded
+from milkglass.client.data.texts import encode_examples
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.entries import Entries, attacks_of
@@ -495,8 +495,8 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
     base = Checkpoint.open(folder)
     key = seeded_key(base, str(folder), base.digest(), 1, ObfusLM(4, 1.0, beta=0.9))
     codec = Codec.open(key, folder)
-    private = encoded(codec, [Example(i, "text", text) for i, text in enumerate(tiny.TEXTS)])
-    other = encoded(codec, [Example(0, "text", "call my father on friday")]).original
+    private = encode_examples(codec, [Example(i, "text", text) for i, text in enumerate(tiny.TEXTS)])
+    other = encode_examples(codec, [Example(0, "text", "call my father on friday")]).original
     texts = Sequences.of((*other, *private.original))
     scene = assemble(
         key, codec, base, private, {"bare": AttackerText(texts), "leaked": AttackerText(texts, np.array([1, 3]))}

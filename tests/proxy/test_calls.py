@@ -212,9 +212,9 @@ def test_a_long_string_costs_its_length_however_text_comes() -> None:
     text = '{"name": "f", "arguments": {"a": "' + "x" * 200_000 + '"}}'
     span, looked = JsonSpan(), 0
     for at in range(0, len(text), 100):
-        before = span.at
+        before = span.position
         end = span.end(text[: at + 100])
-        looked += span.at - before
+        looked += span.position - before
     assert end == len(text) and looked == len(text)
 
 

@@ -75,7 +75,7 @@ def test_counts_are_kept_by_tokenizer_and_a_damaged_file_is_refused(
 def test_words_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_list, "english_frequencies", lambda: LIST | {"don't": 0.001})
     table = WordVectors(("do", "n't", "Paris", "the", "zebra"), np.eye(5, dtype=np.float32))
-    counts = WordReader(table).listed_counts()
+    counts = WordReader(table).english_counts()
     wanted = [10**9, 10**9, 3 * 10**6, 5 * 10**10, 0]  # Paris by a tenth of what paris has; both ways of the others
     np.testing.assert_allclose(counts, wanted, rtol=1e-9, atol=1)
 

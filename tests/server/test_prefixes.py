@@ -93,14 +93,14 @@ def test_the_longest_unused_goes_first_and_the_bytes_are_bounded() -> None:
     first, second, third = ((n, *range(1000 + 99 * n, 1039 + 99 * n)) for n in range(3))
     kept.add(first, row(40))
     kept.add(second, row(40))
-    assert kept.longest([*first, 5]) is not None  # used: the second is now the longest unused
+    assert kept.longest_match([*first, 5]) is not None  # used: the second is now the longest unused
     kept.add(third, row(40))
-    assert kept.size == 640 and len(kept) == 2
-    assert kept.longest([*second, 5]) is None and kept.longest([*first, 5]) is not None
+    assert kept.size_bytes == 640 and len(kept) == 2
+    assert kept.longest_match([*second, 5]) is None and kept.longest_match([*first, 5]) is not None
     kept.add((1, 2), row(101))  # larger than all the room: nothing goes for it
     assert len(kept) == 2
     kept.add((*first, 5, 6), row(42))  # the next turn takes the place of the one before
-    assert len(kept) == 2 and kept.size == 8 * (40 + 42)
+    assert len(kept) == 2 and kept.size_bytes == 8 * (40 + 42)
 
 
 def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
@@ -109,10 +109,10 @@ def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
     for prompt, length in (
         ([*ids, 7], 50), (list(ids), 49), (list(ids[:40]), 39), ([*ids[:45], 99, 46], 45),
     ):  # fmt: skip
-        found = kept.longest(prompt)
+        found = kept.longest_match(prompt)
         assert found is not None and found[1] == length
-    assert kept.longest([99, *ids[1:]]) is None
-    assert kept.longest([*ids[: model_runner.MIN_PREFIX_IDS - 1], 99, 99]) is None
+    assert kept.longest_match([99, *ids[1:]]) is None
+    assert kept.longest_match([*ids[: model_runner.MIN_PREFIX_IDS - 1], 99, 99]) is None
 
 
 def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_rows_that_are_kept_do_not_hold_the_batch(monkeypatch: pytest.MonkeyPatc
     runner = CachingRunner(model, 100 * a_token)
     chats(runner, turns=2, count=3)
     stored = [one for kept in runner.prefixes._rows.values() for pair in kept.layers for one in pair]
-    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.prefixes.size <= 100 * a_token
-    assert all(len(ids) * a_token == one.size for ids, one in runner.prefixes._rows.items())
+    assert 0 < sum(one.untyped_storage().nbytes() for one in stored) == runner.prefixes.size_bytes <= 100 * a_token
+    assert all(len(ids) * a_token == one.size_bytes for ids, one in runner.prefixes._rows.items())
 
 
 def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dict[str, Path]) -> None:

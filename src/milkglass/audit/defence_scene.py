@@ -18,7 +18,7 @@ from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, encoded, marked
+from milkglass.client.data.texts import PrivateTexts, encode_examples, token_marks
 from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
 from milkglass.errors import UsageError
@@ -65,9 +65,9 @@ def _table_scene(
     """Returns the scene of obfuscated tables, which is that of a key."""
     parameters = dict(client.document)
     key = key_from(base, scheme_named(parameters.pop("name"), parameters), client.secret)
-    ids = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
+    ids = {who: encode_examples(client.codec, _examples(texts)).original for who, texts in public.items()}
     attackers = {who: AttackerText(corpus) for who, corpus in ids.items()}
-    return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), attackers)
+    return assemble(key, client.codec, base, encode_examples(client.codec, _examples(private)), attackers)
 
 
 def _examples(texts: Sequence[str]) -> list[Example]:
@@ -205,7 +205,7 @@ def public_scene(
 
     without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
     nowhere = np.zeros(len(truth.tokens.ids), np.bool_)
-    names, numbers = (nowhere, nowhere) if private is None else marked(codec, private, truth.tokens)
+    names, numbers = (nowhere, nowhere) if private is None else token_marks(codec, private, truth.tokens)
     texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
     return Scene.of(
         Transcript(seen, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details

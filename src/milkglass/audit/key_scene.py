@@ -26,7 +26,7 @@ from milkglass.audit.scene import (
 )
 from milkglass.client.codec.aliases import mechanism_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
+from milkglass.client.data.texts import PrivateTexts, read_encoded, token_pieces, unmarked_texts
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID
@@ -47,14 +47,14 @@ from milkglass.threat.truth import Truth, content_tokens
 
 @dataclass(frozen=True)
 class AuditFiles:
-    """The sources of an audit's texts.
+    """The files of an audit's texts.
 
     Attributes:
         text: the user's texts. A random half is private, the other half is an attacker's text of the same kind.
         public: text of another kind that an attacker has.
         known: texts that are sent too and that one attacker has word for word.
         rows: how many texts of the file are read. None: all.
-        seed: decides which half is private.
+        seed: chooses the private half.
     """
 
     text: Source
@@ -70,17 +70,17 @@ class AttackerText:
 
     Attributes:
         public: text in public ids, from which private texts are removed later (`assemble`).
-        leaked: numbers of private texts that the attacker also has, without knowing which of the sent texts they are.
+        leaked_indices: the private texts that the attacker also has, without knowing which of the sent ones they are.
         known: texts that the attacker also has with their scrambled ids.
     """
 
     public: Sequences
-    leaked: Ids | None = None
+    leaked_indices: Ids | None = None
     known: PrivateTexts | None = None
 
     @property
     def text_for_counts(self) -> Sequences:
-        """Returns the text by which the frequency of a token is counted."""
+        """Returns the texts by which token frequencies are counted."""
         return self.public if self.known is None else Sequences.of((*self.public, *self.known.original))
 
     @property
@@ -92,14 +92,14 @@ class AttackerText:
 
     def corpus_with(self, private: Sequences) -> Sequences:
         """Returns the public text, followed by the private text that this attacker has anyway."""
-        leaked_texts = () if self.leaked is None else private.chosen(self.leaked)
+        leaked_texts = () if self.leaked_indices is None else private.chosen(self.leaked_indices)
         known_texts = () if self.known is None else self.known.original
         return Sequences.of((*self.public, *leaked_texts, *known_texts))
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def uploaded_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
-    """Returns the scrambled model as `milkglass obfuscate` writes it for this key, and what the scheme promises."""
+    """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
     replaced = replacements(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
@@ -128,13 +128,13 @@ def key_scene(
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
-    all_texts = read(codec, files.text, files.rows)
+    all_texts = read_encoded(codec, files.text, files.rows)
     require_enough(all_texts.original, files.text.name)
-    private, same_kind = _halves(all_texts, files.seed)
-    attackers = {} if files.public is None else {OTHER: AttackerText(read(codec, files.public).original)}
+    private, same_kind = _split_in_halves(all_texts, files.seed)
+    attackers = {} if files.public is None else {OTHER: AttackerText(read_encoded(codec, files.public).original)}
     attackers[ALIKE] = AttackerText(same_kind)
     if files.known is not None:
-        known = read(codec, files.known)
+        known = read_encoded(codec, files.known)
         attackers[KNOWN] = AttackerText(same_kind, known=known)
         private = private.without(known.original)
         if len(private.original) < MIN_PRIVATE_TEXTS // 2:
@@ -149,8 +149,8 @@ def key_scene(
                 "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
                 "audit the texts themselves, without --server-transcript",
             )
-        last_attacker_texts = [*attackers.values()][-1].text_for_counts
-        transcript = _without_known_texts(transcript, last_attacker_texts, codec, files.text)
+        attacker_texts = [*attackers.values()][-1].text_for_counts
+        transcript = _without_known_texts(transcript, attacker_texts, codec, files.text)
     scene = assemble(key, codec, base, private, attackers, stage, transcript)
     require_texts(scene, attackers)
     return scene
@@ -178,10 +178,11 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
         )
     keep = np.isin(sent.owner, unknown)
     ends = np.cumsum([0, *(len(tokens.ids) for tokens in transcript.all(Tokens))])
-    unknown_in_each = [unknown[(unknown >= a) & (unknown < b)] for a, b in zip(ends, ends[1:], strict=False)]
+    bounds = zip(ends, ends[1:], strict=False)
+    unknown_in_each = [unknown[(unknown >= start) & (unknown < end)] for start, end in bounds]
     merged: list[Observation] = [
-        Tokens(sent.chosen(numbers), tokens.purpose)
-        for tokens, numbers in zip(transcript.all(Tokens), unknown_in_each, strict=True)
+        Tokens(sent.chosen(indices), tokens.purpose)
+        for tokens, indices in zip(transcript.all(Tokens), unknown_in_each, strict=True)
     ]
     states = transcript.all(Activations)
     for layer in sorted({state.layer for state in states}):
@@ -193,7 +194,7 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     return replace(transcript, observations=(*others, *merged))
 
 
-def _halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
+def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
     """Returns the private half, and the other in public ids.
 
     All examples of one conversation are in one half, since later ones contain earlier ones.
@@ -208,18 +209,19 @@ def _halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences
 # --- from texts -------------------------------------------------------------------------------------------------------
 def assemble(
     key: Key, codec: Codec, base: Checkpoint, private: PrivateTexts, attackers: Mapping[str, AttackerText],
-    stage: Stage = no_stage, recorded: Transcript | None = None,
+    stage: Stage = no_stage, server_transcript: Transcript | None = None,
 ) -> Scene:  # fmt: skip
     """Returns the scene of a key from texts. The first attacker has the public model alone.
 
     Args:
         attackers: the text of each further attacker, by name.
+        server_transcript: in place of the model and the ids that this key makes.
     """
     model, promise = uploaded_model(base, key, stage)
     scheme = scheme_of(key)
-    transcript = _transcript(model, private, len(key.sigma), recorded, key)
-    if recorded is not None and recorded.all(Tokens):
-        private = unmarked(codec, transcript.tokens)
+    transcript = _transcript(model, private, len(key.sigma), server_transcript, key)
+    if server_transcript is not None and server_transcript.all(Tokens):
+        private = unmarked_texts(codec, transcript.tokens)
     original = private.original
     simulate = _simulator(base, key.info.model, scheme, key.model_digest)
     without_text = Knowledge(
@@ -248,7 +250,7 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     """
     size = len(codec.sigma)
     counts = np.sum([texts.counts(size) / max(1, len(texts.ids)) for texts in (original, *public)], axis=0)
-    content = content_tokens(counts, pieces(codec, size))
+    content = content_tokens(counts, token_pieces(codec, size))
 
     def decode(ids: Ids) -> str:
         return str(codec.tokenizer.decode(ids.tolist()))
@@ -256,14 +258,14 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     return Truth(codec.inverse, codec.visible, content, decode, sent, original)
 
 
-def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transcript | None, key: Key) -> Transcript:
-    if recorded is None:
+def _transcript(model: Model, private: PrivateTexts, size: int, transcript: Transcript | None, key: Key) -> Transcript:
+    if transcript is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
-    if recorded.size != size:
+    if transcript.size != size:
         raise KeyForOtherModel(
-            f"the transcript is of {recorded.size} ids, the key of {size}", "give the key's transcript"
+            f"the transcript is of {transcript.size} ids, the key of {size}", "give the key's transcript"
         )
-    key_ids = {recorded.key_id, *(weights.model.config.get(KEY_ID) for weights in recorded.all(Weights))} - {None}
+    key_ids = {transcript.key_id, *(weights.model.config.get(KEY_ID) for weights in transcript.all(Weights))} - {None}
     if not key_ids:
         raise KeyForOtherModel(
             "the transcript doesn't say which key it was recorded under",
@@ -271,13 +273,13 @@ def _transcript(model: Model, private: PrivateTexts, size: int, recorded: Transc
         )
     if key_ids != {key.identifier}:
         raise KeyForOtherModel("the transcript was recorded under another key", "give the key that it belongs to")
-    observations = recorded.observations if recorded.all(Weights) else (Weights(model), *recorded.observations)
-    sent = () if recorded.all(Tokens) else (Tokens(private.scrambled),)
-    return replace(recorded, observations=(*observations, *sent))
+    observations = transcript.observations if transcript.all(Weights) else (Weights(model), *transcript.observations)
+    sent = () if transcript.all(Tokens) else (Tokens(private.scrambled),)
+    return replace(transcript, observations=(*observations, *sent))
 
 
 def _simulator(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
-    """Returns the scheme under keys of the attacker's own (Kerckhoffs). It never sees the user's key."""
+    """Returns a function that runs the scheme under keys of the attacker's own (Kerckhoffs), never the user's."""
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()

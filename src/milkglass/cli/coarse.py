@@ -72,7 +72,7 @@ class CoarseFiles:
 def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
     """Measures what the map lets through, and keeps the figures beside the key."""
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.texts import pieces
+    from milkglass.client.data.texts import token_pieces
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.obfuscate.symbol_rate import rate_of
     from milkglass.models.families import architecture_of
@@ -81,7 +81,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
 
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
-    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own_counts)))
+    content = content_tokens(texts.counts, token_pieces(Codec.open(key, base.folder), len(texts.own_counts)))
     exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own_counts, content, exempt)
     usage.record_rate(path, {name: float(value) for name, value in asdict(rate).items()})

@@ -187,9 +187,8 @@ def obfuscate(
         resumption = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
-    refuse_unused(
-        "where no file of yours is read", {} if data or public_text or band_text else changed_options(columns)
-    )
+    reads_file = data or public_text or band_text
+    refuse_unused("where no file of yours is read", {} if reads_file else changed_options(columns))
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
@@ -349,12 +348,12 @@ def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, f
 def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
     """Counts bands with a new key: the counts are the same under any key."""
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.texts import read
+    from milkglass.client.data.texts import read_encoded
     from milkglass.client.key.generate import new_key
     from milkglass.schemes.bands import Bands
 
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
-    return Bands.counted(read(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
+    return Bands.counted(read_encoded(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
 
 
 def _folder(model: str, as_json: bool) -> Path:

@@ -96,7 +96,7 @@ def over_table(
             counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
         elif method.needs_counts:
             note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
-            counts = reader.listed_counts(stage("look up frequencies", len(english_frequencies())))
+            counts = reader.english_counts(stage("look up frequencies", len(english_frequencies())))
         sanitizer = method.reading(reader, counts)
         if method.has_lists:
             size = len(sanitizer.sanitizer.table.candidates)

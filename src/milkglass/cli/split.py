@@ -224,9 +224,8 @@ def train(
     training = train.read_training_texts(source)
     validation_texts = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        validation_texts = train.read_texts(
-            columns.read_texts(validation, labels=True), training.labels, training.pairs
-        )
+        validation_file = columns.read_texts(validation, labels=True)
+        validation_texts = train.read_texts(validation_file, training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.step_count(defence, len(training.corpus.texts))

@@ -34,7 +34,7 @@ from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resampled
 from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
-from milkglass.system import memory
+from milkglass.system import memory_bytes
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
@@ -75,7 +75,7 @@ def compare(
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
     """
-    require_room(setting, ways, memory(available=True))
+    require_room(setting, ways, memory_bytes(available=True))
     require_same_run(out, {"compare": RUN_VERSION})
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()

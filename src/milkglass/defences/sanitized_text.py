@@ -101,7 +101,7 @@ class SanitizedTokensClient(SanitizingClient):
         encoded_words = super().encoded(texts, pairs)
         labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
         ids = [
-            self.mechanism.replaced(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
+            self.mechanism.sanitize_checked(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
             for one, text in zip(encoded_words.ids, labels, strict=True)
         ]
         return replace(encoded_words, ids=ids)

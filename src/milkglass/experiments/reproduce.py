@@ -22,7 +22,7 @@ from milkglass.experiments.report import table
 from milkglass.experiments.runs import RunFolder
 from milkglass.progress import Log, no_log
 
-# By the entry `kind` of a recipe's file.
+# The class of each `kind` that a recipe's file names
 KINDS: Mapping[str, type[Recipe]] = {
     "attacks": AttackRecipe,
     "bilstm": BiLSTMRecipe,
@@ -55,12 +55,12 @@ def reproduce(
         UsageError: the recipe, the data or a folder cannot be used, or the machine has less than the recipe needs.
         JobFailed: a training failed.
     """
-    name = settings(path, quick).get("kind")
-    recipe_class = KINDS.get(name) if isinstance(name, str) else None
+    kind = settings(path, quick).get("kind")
+    recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
     if recipe_class is None:
-        raise UsageError(f"{path.name} is of the kind {name!r}", f"known: {', '.join(KINDS)}")
+        raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: {', '.join(KINDS)}")
     if cache is not None and not recipe_class.cached:
-        raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
+        raise UsageError(f"{path.name} has nothing to share: it is of the kind {kind}", "leave out --cache")
     recipe = recipe_class.read(path, quick)
     from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
     with note_usage(out):

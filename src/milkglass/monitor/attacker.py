@@ -22,7 +22,7 @@ from milkglass.audit.key_scene import assemble
 from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, read
+from milkglass.client.data.texts import PrivateTexts, read_encoded
 from milkglass.client.key.key import Key
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import Checkpoint
@@ -132,7 +132,7 @@ class LiveAttacker:
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
         """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
-        corpus = (await run_in_thread(lambda: read(self.codec, public))).original
+        corpus = (await run_in_thread(lambda: read_encoded(self.codec, public))).original
         deciphered_total = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)

@@ -21,7 +21,7 @@ import numpy as np
 
 from milkglass.audit.report.verdict import LABELS, level_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import pieces
+from milkglass.client.data.texts import token_pieces
 from milkglass.client.key import usage
 from milkglass.monitor.attacker import LiveAttacker, LiveReading, State
 from milkglass.monitor.exchanges import Exchange, ExchangeLog
@@ -78,7 +78,7 @@ class TextViews:
     def names(self) -> list[str]:
         """Returns the text of each public token, or its name if it has none. This is slow for a large vocabulary."""
         name_of = self.codec.tokenizer.convert_ids_to_tokens
-        spellings = pieces(self.codec, len(self.codec.inverse))
+        spellings = token_pieces(self.codec, len(self.codec.inverse))
         is_token = self.codec.is_token
         return [text or name_of(token) or "" if is_token[token] else "" for token, text in enumerate(spellings)]
 

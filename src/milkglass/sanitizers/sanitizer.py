@@ -92,9 +92,9 @@ class Sanitizer(abc.ABC):
                 f"an id is outside the table of {len(self.table)} words: it would cross in the clear",
                 f"words that the table does not have are given as {UNKNOWN}",
             )
-        return self.replaced(ids.astype(np.int64), stream)[0]
+        return self.sanitize_checked(ids.astype(np.int64), stream)[0]
 
-    def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
+    def sanitize_checked(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
         """Returns `sanitize` of checked ids, and (t,) which of them went through the mechanism.
 
         Raises TypeError if `stream` is not a key stream. No guarantee would hold with another generator.

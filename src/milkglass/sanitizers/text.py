@@ -32,7 +32,7 @@ STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = rang
 # English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
 # auxiliaries and negations, nothing that names anything. Words that are names as well ("will", "may", "don") and single
 # letters but "a" and "i" are left out.
-_WORDS = """
+_STOPWORD_LINES = """
 i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
 its itself they them their theirs themselves what which who whom whose this that these those am is are was were be
 been being have has had having do does did doing would should could can cannot must might shall ought
@@ -41,7 +41,7 @@ after above below to from up down in out on off over under again further then on
 all any both each few more most other some such no nor not only own same so than too very just also yet
 n't 's 're 've 'll 'd 'm
 """
-STOPWORDS = frozenset(_WORDS.split())
+STOPWORDS = frozenset(_STOPWORD_LINES.split())
 
 
 def _zeros() -> NDArray[np.int64]:
@@ -83,7 +83,12 @@ class WordTally:
 
 @dataclass(frozen=True, eq=False)
 class WordReader:
-    """Maps words of texts to rows of a table. `kept` are words that the caller allows, in lower case."""
+    """Maps words of texts to rows of a table.
+
+    Attributes:
+        kept: words that the caller allows to cross, in lower case.
+        splitting: how texts are split into words.
+    """
 
     table: WordVectors
     kept: tuple[str, ...] = ()
@@ -93,15 +98,16 @@ class WordReader:
         """Returns what is between words at even places, and words at odd ones."""
         return self._pattern.split(text)
 
-    def codes(self, found_words: Sequence[str]) -> Ids:
-        return np.fromiter(map(self.lookup.__getitem__, found_words), np.int64, len(found_words))
+    def codes(self, text_words: Sequence[str]) -> Ids:
+        """Returns (words,) the row of each word, or for one without a row the negative code of `Lookup`."""
+        return np.fromiter(map(self.lookup.__getitem__, text_words), np.int64, len(text_words))
 
     def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
         """Returns (n,) how often each row of the table occurs in these texts."""
         codes = self.codes([word for text in texts for word in self.split(text)[1::2]])
         return np.bincount(codes[codes >= 0], minlength=len(self.table))
 
-    def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
+    def english_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
         for word, share in word_list.english_frequencies().items():
@@ -117,8 +123,8 @@ class WordReader:
 
     @cached_property
     def lookup(self) -> Lookup:
-        kept_numbers = {word: number for number, word in enumerate(self.kept)}
-        return Lookup(self.rows, kept_numbers, stem) if self.splitting == "whole" else Lookup(self.rows, kept_numbers)
+        kept_indices = {word: number for number, word in enumerate(self.kept)}
+        return Lookup(self.rows, kept_indices, stem) if self.splitting == "whole" else Lookup(self.rows, kept_indices)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -127,7 +133,13 @@ class WordReader:
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """A mechanism in front of a model. `allow` has further words that are kept, in any case."""
+    """A word sanitizer in front of any model.
+
+    Attributes:
+        keep_stopwords: whether STOPWORDS cross unchanged.
+        allow: further words that cross unchanged, in any case.
+        splitting: how texts are split into words.
+    """
 
     sanitizer: Sanitizer
     keep_stopwords: bool = False
@@ -149,21 +161,23 @@ class TextSanitizer:
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Returns each text before and after in parts: what is between words at even places, words at odd ones."""
-        parts = [self.reader.split(text) for text in texts]
-        original = [word for part in parts for word in part[1::2]]
-        codes = self.reader.codes(original)
+        """Returns each text before and after, as parts: what is between words at even places, words at odd ones."""
+        parts_of_texts = [self.reader.split(text) for text in texts]
+        original_words = [word for parts in parts_of_texts for word in parts[1::2]]
+        codes = self.reader.codes(original_words)
         is_free = codes > KEPT
         is_drawn = np.zeros(len(codes), np.bool_)
-        after = codes.copy()
-        after[is_free], is_drawn[is_free] = self.sanitizer.replaced(np.maximum(codes[is_free], UNKNOWN), stream)
+        new_codes = codes.copy()
+        free_codes = np.maximum(codes[is_free], UNKNOWN)
+        new_codes[is_free], is_drawn[is_free] = self.sanitizer.sanitize_checked(free_codes, stream)
         spelled, kept = self.sanitizer.table.words, self.reader.kept
-        out = [spelled[row] if row >= 0 else kept[KEPT - row] for row in after.tolist()]
+        new_words = [spelled[row] if row >= 0 else kept[KEPT - row] for row in new_codes.tolist()]
         if tally is not None:
             tally.texts += len(texts)
-            self._count(tally, codes, is_drawn, self._is_changed(codes, after, is_drawn, original, out))
-        ready = iter(out)
-        return [(part, _replace_parts(part, ready)) for part in parts]
+            is_changed = self._changed_mask(codes, new_codes, is_drawn, original_words, new_words)
+            self._count(tally, codes, is_drawn, is_changed)
+        unread_words = iter(new_words)
+        return [(parts, _replace_words(parts, unread_words)) for parts in parts_of_texts]
 
     @property
     def guarantee(self) -> str | None:
@@ -181,22 +195,24 @@ class TextSanitizer:
         return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------
-    def _is_changed(self, codes: Ids, after: Ids, drawn: Mask, original: list[str], out: list[str]) -> Mask:
-        """Returns which drawn words came out as another one. A number may be drawn as itself by chance."""
-        changed = drawn & (after != codes)
+    def _changed_mask(
+        self, codes: Ids, new_codes: Ids, is_drawn: Mask, original_words: list[str], new_words: list[str]
+    ) -> Mask:
+        """Returns (words,) which words were drawn and came out as another. By chance a number is drawn as itself."""
+        is_changed = is_drawn & (new_codes != codes)
         for place in np.flatnonzero(codes == NUMBER):
-            changed[place] = original[place].lower() != out[place].lower()
-        return changed
+            is_changed[place] = original_words[place].lower() != new_words[place].lower()
+        return is_changed
 
-    def _count(self, tally: WordTally, codes: Ids, drawn: Mask, changed: Mask) -> None:
+    def _count(self, tally: WordTally, codes: Ids, is_drawn: Mask, is_changed: Mask) -> None:
         classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], OTHER_CLASS)
         classes[codes == UNKNOWN] = UNKNOWN_CLASS
         classes[codes == NUMBER] = NUMBER_CLASS
         is_kept = codes <= KEPT
         classes[is_kept] = self._kept_classes[KEPT - codes[is_kept]]
         tally.words += np.bincount(classes, minlength=len(CLASSES))
-        tally.drawn += np.bincount(classes[drawn], minlength=len(CLASSES))
-        tally.replaced += np.bincount(classes[changed], minlength=len(CLASSES))
+        tally.drawn += np.bincount(classes[is_drawn], minlength=len(CLASSES))
+        tally.replaced += np.bincount(classes[is_changed], minlength=len(CLASSES))
 
     @cached_property
     def _row_classes(self) -> NDArray[np.int64]:
@@ -218,12 +234,12 @@ class TextSanitizer:
         return classes
 
 
-def _replace_parts(parts: list[str], ready: Iterator[str]) -> list[str]:
-    """Replaces the odd parts by the next ready words."""
+def _replace_words(parts: list[str], unread_words: Iterator[str]) -> list[str]:
+    """Returns the parts with the next of `unread_words` at odd places, and plain space between them."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2
     for place in range(1, len(parts), 2):
-        out.append(next(ready))
+        out.append(next(unread_words))
         out.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last else " ")
     return out
 
@@ -252,7 +268,7 @@ class TokenReader:
         id_arrays = [np.zeros(0, np.int64), *self.ids(list(texts))]
         return np.bincount(np.concatenate(id_arrays), minlength=len(self.table))
 
-    def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
+    def english_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         return token_counts(self.tokenizer, len(self.table), progress)
 
@@ -277,23 +293,21 @@ class TokenTextSanitizer:
         before = self.reader.ids(texts)
         lengths = np.fromiter(map(len, before), np.int64, len(before))
         flat = np.concatenate([np.zeros(0, np.int64), *before])
-        after, drawn = self.sanitizer.replaced(flat, stream)
+        after, is_drawn = self.sanitizer.sanitize_checked(flat, stream)
         if tally is not None:
-            self._count(tally, len(before), flat, drawn, drawn & (after != flat))
+            self._count(tally, len(before), flat, is_drawn, is_drawn & (after != flat))
         return [self.reader.text(ids) for ids in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
 
     @property
     def guarantee(self) -> str | None:
         return self.sanitizer.guarantee
 
-    def _count(
-        self, tally: WordTally, texts: int, ids: Ids, drawn: NDArray[np.bool_], changed: NDArray[np.bool_]
-    ) -> None:
+    def _count(self, tally: WordTally, text_count: int, ids: Ids, is_drawn: Mask, is_changed: Mask) -> None:
         """Counts tokens as sensitive or other; the other classes of the tally are for words."""
         sensitive = self.sanitizer.sensitivity()
         classes = np.full(len(ids), OTHER_CLASS)
         if sensitive is not None:
             classes[sensitive[ids]] = SENSITIVE_CLASS
-        tally.texts += texts
-        for counted, mask in ((tally.words, slice(None)), (tally.drawn, drawn), (tally.replaced, changed)):
-            counted += np.bincount(classes[mask], minlength=len(counted))
+        tally.texts += text_count
+        for counts, mask in ((tally.words, slice(None)), (tally.drawn, is_drawn), (tally.replaced, is_changed)):
+            counts += np.bincount(classes[mask], minlength=len(counts))

@@ -47,10 +47,11 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
 
 def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
+    """Returns how large the body of a request may be, and whether it is held in memory."""
     path, method = scope["path"], scope["method"]
-    chunk = path.startswith("/v1/uploads/") and method == "PUT"
-    form = path == "/v1/files" and method == "POST"
-    if chunk or form:
+    is_chunk = path.startswith("/v1/uploads/") and method == "PUT"
+    is_form = path == "/v1/files" and method == "POST"
+    if is_chunk or is_form:
         return BodyRule(settings.max_body, in_memory=False)  # both go to the disk as they come
     return BodyRule(settings.max_json, in_memory=True)
 

@@ -1,4 +1,4 @@
-"""The state that all routes share. It is made once and closed once."""
+"""The state that all routes share. `build` makes it once, and `close` closes it once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_SLOW_REQUESTS = 8  # requests that read whole files or models at a time; oth
 
 @dataclass(frozen=True)
 class Context:
-    """What all routes share."""
+    """Everything that the routes share."""
 
     settings: ServerSettings
     home: DataDir
@@ -36,15 +36,15 @@ class Context:
     model_cache: ModelCache
     recording: Recording
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
-    _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_SLOW_REQUESTS))
+    _slow_limiter: CapacityLimiter = field(default_factory=partial(CapacityLimiter, MAX_SLOW_REQUESTS))
 
     async def run_slow(self, work: Callable[..., T], *arguments: Any) -> T:
         """Runs `work` in one of a few threads, so that quick requests always find a free one."""
-        return await to_thread.run_sync(work, *arguments, limiter=self._slow)
+        return await to_thread.run_sync(work, *arguments, limiter=self._slow_limiter)
 
 
 def build(settings: ServerSettings, home: DataDir) -> Context:
-    """Opens the home, cleans up after a kill, and starts the job thread. The caller holds the home's lock."""
+    """Opens all that is in the home, cleans up after a kill, and starts the job thread. The caller holds its lock."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
     uploads = Uploads(home, store, settings.max_upload, settings.upload_max_idle, settings.max_uploads)
@@ -62,7 +62,7 @@ def build(settings: ServerSettings, home: DataDir) -> Context:
 
 
 def close(context: Context) -> None:
-    """Lets the worker save a checkpoint, then closes the rest. This may take the grace time."""
+    """Stops the job thread, whose worker saves a checkpoint within its grace time, and closes the rest."""
     context.stopping.set()
     context.jobs.stop()
     context.model_cache.close()
@@ -74,4 +74,4 @@ def _context_of(request: Request) -> Context:
     return context
 
 
-Shared = Annotated[Context, Depends(_context_of)]  # of a route
+SharedContext = Annotated[Context, Depends(_context_of)]  # a route's parameter of this type gets the context

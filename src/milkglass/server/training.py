@@ -52,7 +52,7 @@ from milkglass.server.jobs.trainer import (
 )
 from milkglass.server.settings import FULL_DISK, NO_ROOM, bytes_on_disk, free_bytes, is_nearly_full
 from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
-from milkglass.system import memory
+from milkglass.system import memory_bytes
 
 
 def load_model(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
@@ -180,7 +180,8 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     home = job.parents[1] if spec.quota is not None else job
     reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
     require_disk(estimate, chosen, free_bytes(home, spec.quota) + reusable_bytes)
-    require_memory(estimate, chosen, device.memory(free=True) if device.on_gpu() else memory(available=True))
+    free = device.memory_bytes(free=True) if device.on_gpu() else memory_bytes(available=True)
+    require_memory(estimate, chosen, free)
     reserve = Reserve(job, estimate(chosen).reserve)
     reserve.take()
     return reserve

@@ -61,7 +61,7 @@ class Candidates:
         groups = tuple(Group(np.array([row]), members) for row, members in zip(rows.tolist(), parts, strict=True))
         return cls(groups, tuple(np.zeros((1, len(members))) for members in parts))
 
-    def exchanged(self, responses: RandomisedResponse) -> Candidates:
+    def for_exchanged_ids(self, responses: RandomisedResponse) -> Candidates:
         """Returns the candidates of ids that were exchanged by randomised response.
 
         An exchanged id can stand for any token of the exchanged ids, and more likely for one of its own. Each group

@@ -46,11 +46,11 @@ class ClusterConditional(Attack):
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
         if knowledge.responses is not None:
-            self._order_exchanged(table, counts, required(knowledge.candidates).exchanged(knowledge.responses))
+            self._order_exchanged(table, counts, required(knowledge.candidates).for_exchanged_ids(knowledge.responses))
         return Guess(table=table)
 
     def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
-        """Orders the members of ids that are exchanged where they occur, by count times P(id | token)."""
+        """Writes into `table` (n, k) the guesses for ids that are exchanged in place, by count times P(id | token)."""
         for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True):
                 weights = counts[group.members] * np.exp(row_likelihood - row_likelihood.max())

@@ -116,7 +116,7 @@ class Symbols:
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
         uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
-            uniform = uniform.exchanged(RandomisedResponse(self.exchanged, self.responses.epsilon))
+            uniform = uniform.for_exchanged_ids(RandomisedResponse(self.exchanged, self.responses.epsilon))
         return Chain(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
 
 

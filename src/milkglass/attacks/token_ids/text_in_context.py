@@ -55,7 +55,7 @@ class TextInContext(Attack):
         """Reads texts that the budget does not reach as the most frequent member of each cluster."""
         candidates, responses = required(knowledge.candidates), knowledge.responses
         chain = Chain(
-            candidates if responses is None else candidates.exchanged(responses),
+            candidates if responses is None else candidates.for_exchanged_ids(responses),
             required(knowledge.corpus),
             transcript.size,
             knowledge.tokens(transcript.size),

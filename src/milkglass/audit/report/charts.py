@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
-from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, plot_style, svg
 
 BAR = "#4f9dbd"
 WIDTH_PIXELS, ROW_PIXELS = 480, 40  # of a chart, and of a bar with its gap, in pixels
@@ -30,7 +30,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *lines)]
     if not labels:
         return ""
-    with styled():
+    with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
         for place, row in enumerate(rows.values()):
             alone = math.isnan(row.low)
@@ -66,7 +66,7 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     points = [point for point in points if not math.isnan(point.content)]
     if not points:
         return ""
-    with styled():
+    with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
         for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
             adversary_points = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)

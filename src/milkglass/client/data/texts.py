@@ -33,7 +33,7 @@ class PrivateTexts:
     Attributes:
         scrambled: the scrambled ids.
         original: the public ids of the same tokens.
-        names: (total,) whether each token is part of a name; see `unmarked` for conversations and pairs.
+        names: (total,) whether each token is part of a name; see `unmarked_texts` for conversations and pairs.
         numbers: (total,) whether each token is part of a number.
         sources: (texts,) the number of each text's conversation, if one makes several examples. None: each has its own.
     """
@@ -59,21 +59,21 @@ class PrivateTexts:
         return self.chosen(np.array(rows, np.int64))
 
 
-def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
-    """Returns every row of a file as it would be sent, cut to the model's length. Raises CodecError, UsageError."""
-    examples = examples_of(source, most)
+def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> PrivateTexts:
+    """Reads the rows of a file as they would be sent, cut to the model's length. Raises CodecError, UsageError."""
+    examples = examples_of(source, max_rows)
     with naming(lambda place: str(examples[place].place(source))):
-        return encoded(codec, examples)
+        return encode_examples(codec, examples)
 
 
-def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
+def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     """Returns examples as they would be sent, with the masks of names and numbers."""
     unscrambling = codec.unscrambling
     if examples[0].kind == "chat":
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
-        private_texts = unmarked(codec, _send(codec, original), original)
+        private_texts = unmarked_texts(codec, _send(codec, original), original)
         return replace(private_texts, sources=np.array(labelled.sources, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
@@ -82,8 +82,8 @@ def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
     scrambled = _send(codec, original)
     if pairs is not None:
-        return unmarked(codec, scrambled, original)
-    return PrivateTexts(scrambled, original, *marked(codec, texts, scrambled))
+        return unmarked_texts(codec, scrambled, original)
+    return PrivateTexts(scrambled, original, *token_marks(codec, texts, scrambled))
 
 
 def _send(codec: Codec, original: Sequences) -> Sequences:
@@ -91,18 +91,18 @@ def _send(codec: Codec, original: Sequences) -> Sequences:
     return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
 
 
-def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
+def unmarked_texts(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
     """Returns texts with nothing known but their tokens: pieces with a digit are numbers, no token is a name.
 
     Args:
         original: the public ids. None: the scrambled ids give them.
     """
     original = scrambled.mapped(codec.inverse) if original is None else original
-    digits = np.array([any(char.isdigit() for char in piece) for piece in pieces(codec, len(codec.sigma))])
+    digits = np.array([any(char.isdigit() for char in piece) for piece in token_pieces(codec, len(codec.sigma))])
     return PrivateTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
 
 
-def pieces(codec: Codec, size: int) -> list[str]:
+def token_pieces(codec: Codec, size: int) -> list[str]:
     """Returns the decoded text of each token id below `size`, or "" if there is no such token."""
     piece_of_id = [""] * size
     ids = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
@@ -112,7 +112,7 @@ def pieces(codec: Codec, size: int) -> list[str]:
     return piece_of_id
 
 
-def marked(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def token_marks(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns (total,) whether each token lies in a name, and (total,) whether in a number.
 
     Args:

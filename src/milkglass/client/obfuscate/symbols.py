@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import encoded
+from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
 from milkglass.client.training_request import held_out_rows
@@ -130,13 +130,13 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, regressio
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     size = len(codec.sigma)
     examples = list(read_examples(data, scores=regression))
-    texts = encoded(codec, examples).original
+    texts = encode_examples(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
     own_counts = _ordinary(texts.counts(size), special, data)
     if public is None:
         return CountedTexts(task, own_counts, None, special)
-    counts = encoded(codec, examples_of(public)).original.counts(size)
+    counts = encode_examples(codec, examples_of(public)).original.counts(size)
     return CountedTexts(task, own_counts, _ordinary(counts, special, public), special)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from milkglass.compare.result import Compared, Group
-from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names
+from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
 MARKER_WIDTH = 2.5  # percent of the axis
@@ -23,7 +23,7 @@ def picture_svg(result: Compared) -> str:
     if not points:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
-    with styled():
+    with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
         places = _places([(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality])
         for number, (point, (read, value)) in enumerate(zip(points, places, strict=True)):

@@ -24,7 +24,7 @@ from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.catalogue import signature
-from milkglass.client.data.texts import encoded
+from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import TableDefence
 from milkglass.errors import UsageError
@@ -144,8 +144,8 @@ class AttackRecipe(Recipe):
     ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
         shared, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
-        texts = encoded(codec, private)
-        corpora = {who: encoded(codec, part).original for who, part in public.items()}
+        texts = encode_examples(codec, private)
+        corpora = {who: encode_examples(codec, part).original for who, part in public.items()}
         attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import encoded
+from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.symbols import CountedTexts, find_map
@@ -98,7 +98,8 @@ class SymbolGeneration(GeneratorTuning):
     def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
         """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
         codec = public_codec(base)
-        counts = encoded(codec, data_refs.examples(run.data, self.data[PUBLIC])).original.counts(len(codec.sigma))
+        public = data_refs.examples(run.data, self.data[PUBLIC])
+        counts = encode_examples(codec, public).original.counts(len(codec.sigma))
         special = reserved_ids(base, len(codec.sigma))
         counts[special] = 0
         return CountedTexts(None, counts, counts, special)
@@ -196,7 +197,7 @@ class SymbolGeneration(GeneratorTuning):
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
-        counts = encoded(codec.unscrambling, rows).original.counts(len(codec.sigma))
+        counts = encode_examples(codec.unscrambling, rows).original.counts(len(codec.sigma))
         shares = np.bincount(codec.sigma, counts)
         shares = shares[shares > 0] / shares.sum()
         return float(-(shares * np.log2(shares)).sum())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milkglass.experiments.record import ResultRecord
-from milkglass.plots import COLOURS, MARKERS, panels, styled, svg
+from milkglass.plots import COLOURS, MARKERS, panels, plot_style, svg
 
 Point = tuple[float, float, float]  # epsilon, figure, half of its interval's width
 
@@ -63,7 +63,7 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def curves_svg(panels_curves: Sequence[Curves]) -> str:
-    with styled():
+    with plot_style():
         figure, axes = panels(len(panels_curves))
         for panel, curves in zip(axes, panels_curves, strict=True):
             for number, (when, line) in enumerate(curves.lines.items()):

@@ -19,7 +19,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
-from milkglass.plots import COLOURS, GREY, panels, styled, svg, write_names, write_numbers
+from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names, write_numbers
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
@@ -94,7 +94,7 @@ def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
 
 def one_result_svg(points: Sequence[DefencePoint]) -> str:
     """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
-    with styled():
+    with plot_style():
         figure, (axes,) = panels(1, 500, 320)
         places = [(point.tokens, point.utility) for point in points]
         axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
@@ -186,7 +186,7 @@ def frontier_svg(
     shown = [entry for entry in all_points if names is None or entry.defence in names]
     colours = dict(zip((entry.defence for entry in all_points), on_frontier(all_points, level), strict=True))
     caption_lines = [line for note in (finding(all_points, level), caption, *notes) for line in textwrap.wrap(note, 95)]
-    with styled():
+    with plot_style():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(caption_lines))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
         for point in shown:

@@ -5,8 +5,8 @@
     right    both deviations after training against the local epsilon, with the
              straight lines of least squares; upwards in powers of ten            Figure 4
 
-Figure 4 has the global epsilon to the right. If a drift exceeds every pair's deviations it is constant, which the
-middle panel shows. So the local epsilon is used here. procedures/theory.py computes the numbers.
+Figure 4 plots the global epsilon to the right. That is constant if one drift exceeds the deviations of every pair, as
+the middle panel shows, so the local epsilon is used here. procedures/theory.py computes the numbers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from milkglass.plots import COLOURS, GREY, MARKERS, panels, styled, svg
+from milkglass.plots import COLOURS, GREY, MARKERS, panels, plot_style, svg
 
 MAX_BARS = 16
 MIN_DRAWN = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
 def theory_svg(theory: Mapping[str, Any]) -> str:
-    with styled():
+    """Draws the three panels, as one SVG, of the document that `TheoryFigures.to_json` returns."""
+    with plot_style():
         return svg(theory_figure(theory), "Epsilon of each pair, and the deviations after training against it")
 
 
 def theory_figure(theory: Mapping[str, Any]) -> Figure:
     pairs, lines = theory["pairs"], theory["lines"]
     local, epsilon = np.array(pairs["local"]), np.array(pairs["epsilon"])
-    plot, (histogram, bounds, growth) = panels(3)
+    figure, (histogram, bounds, growth) = panels(3)
     histogram.hist(local, bins=MAX_BARS, color=COLOURS[0], rwidth=0.95)
     histogram.set(xlabel="local epsilon", ylabel="pairs")
     ends = [min(local.min(), epsilon.min()), max(local.max(), epsilon.max())]
@@ -48,4 +49,4 @@ def theory_figure(theory: Mapping[str, Any]) -> Figure:
     growth.set(xlabel="local epsilon", ylabel="deviation after training", yscale="log")
     growth.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     growth.legend()
-    return plot
+    return figure

@@ -17,14 +17,14 @@ import regex
 
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
 
-OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
-INSIDE = re.compile(r'"|\\.', re.DOTALL)
-ONE_LINE = re.compile(r'"|\\.|\n', re.DOTALL)
+OUTSIDE_STRING = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
+INSIDE_STRING = re.compile(r'"|\\.', re.DOTALL)
+INSIDE_ONE_LINE_STRING = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
-OBJECT = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
+OBJECT_BEGIN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
 NO_TOOLS: Tools = {}
 
 
@@ -33,12 +33,12 @@ class JsonSpan:
     """Finds where a JSON object or list ends.
 
     Attributes:
-        at: how far the text was read; at first, where the value begins.
+        position: how far the text was read; at first, where the value begins.
         allows_line_feeds: whether a string may have a line feed, as models write them.
         broken: whether the text is no JSON.
     """
 
-    at: int = 0
+    position: int = 0
     allows_line_feeds: bool = True
     broken: bool = False
     _depth: int = 0
@@ -47,19 +47,20 @@ class JsonSpan:
     def end(self, text: str) -> int | None:
         """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
         while not self.broken:
-            pattern = INSIDE if self.allows_line_feeds else ONE_LINE
-            match = (pattern if self._in_string else OUTSIDE).search(text, self.at)
+            pattern = INSIDE_STRING if self.allows_line_feeds else INSIDE_ONE_LINE_STRING
+            match = (pattern if self._in_string else OUTSIDE_STRING).search(text, self.position)
             if match is None:
                 half = self._in_string and text.endswith("\\")  # what it escapes is still to come
-                self.at = max(self.at, len(text) - half)
+                self.position = max(self.position, len(text) - half)
                 return None
-            self.at = match.end()
-            self._take(match[0])
+            self.position = match.end()
+            self._read_mark(match[0])
             if self._depth == 0 and not self.broken:
-                return self.at
+                return self.position
         return None
 
-    def _take(self, mark: str) -> None:
+    def _read_mark(self, mark: str) -> None:
+        """Counts an opened or closed bracket, or enters or leaves a string."""
         if self._in_string:
             self._in_string, self.broken = mark != '"', mark == "\n"
         elif mark == '"':
@@ -74,14 +75,18 @@ class JsonSpan:
 
 @dataclass
 class StopStrings:
-    """Text that arrives in pieces, up to the first of several stop strings, none of them empty."""
+    """Passes text that arrives in pieces, up to the first of several stop strings, none of them empty.
+
+    Attributes:
+        stopped: whether a stop string was met.
+    """
 
     stops: Sequence[str]
     stopped: bool = False
     _held: str = ""
 
     def push(self, text: str) -> str:
-        """Adds text, and returns what became certain."""
+        """Adds text. Returns what can no longer be part of a stop string."""
         if self.stopped or not self.stops:
             return "" if self.stopped else text
         self._held += text
@@ -116,11 +121,11 @@ class Part:
     escape_count: int = 0
 
 
-NOTHING = Part("content")
+EMPTY_PART = Part("content")
 
 
 @dataclass
-class _Json:
+class _JsonValue:
     """A JSON value that may be a call, after a mark or a tool's name or in code fences."""
 
     span: JsonSpan
@@ -132,24 +137,28 @@ class _Json:
 
 @dataclass
 class Sections:
-    """Splits text into parts of one kind each; `kind` is that of the text that comes next.
+    """Splits text into parts of one kind each.
 
     What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
     model's layout, and are left out.
+
+    Attributes:
+        kind: of the text that comes next.
+        has_calls: whether a call was found.
     """
 
     format: ToolFormat | None = None
     tools: Tools = field(default_factory=lambda: NO_TOOLS)
     may_reason: bool = False
     kind: Literal["content", "reasoning"] = "content"
-    called: bool = False
+    has_calls: bool = False
     _held: str = field(default="", repr=False)
-    _white: str = ""  # white space that is held back
+    _held_space: str = ""
     _has_content: bool = False  # whether there was content since the beginning or the last call
     _begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
-    _json: _Json | None = None
+    _json: _JsonValue | None = None
     _other_span: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
-    _last_call: _Json | None = None  # the call that was just found
+    _last_call: _JsonValue | None = None  # the call that was just found
     _in_section: bool = False  # whether the section of that call is still open
 
     def push(self, text: str) -> Iterator[Part]:
@@ -160,9 +169,9 @@ class Sections:
     def flush(self) -> Iterator[Part]:
         """Yields what was held back, at the end."""
         yield from self._steps(final=True)
-        if self._white and not self.called:
-            yield Part("content", self._white)
-        self._white = ""
+        if self._held_space and not self.has_calls:
+            yield Part("content", self._held_space)
+        self._held_space = ""
 
     def _steps(self, final: bool) -> Iterator[Part]:
         while self._held and (part := self._step(final)) is not None:
@@ -202,20 +211,20 @@ class Sections:
         if self.may_reason and not self._begun:
             lead = self._held.lstrip()
             if lead.startswith(THINK_BEGIN):
-                self._held, self._white, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
-                return NOTHING
+                self._held, self._held_space, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
+                return EMPTY_PART
             if not final and THINK_BEGIN.startswith(lead):
                 return None
         if self.format is None:
             return self._take_text(len(self._held))
         head = self._head.search(self._held, partial=not final)
-        other_object = OBJECT.search(self._held, partial=not final) if self.format.bare else None
+        other_object = OBJECT_BEGIN.search(self._held, partial=not final) if self.format.bare else None
         if other_object is not None and other_object.partial:
             other_object = None
         if other_object is not None and (head is None or other_object.start() < head.start()):
             if other_object.start() == 0:
                 self._other_span = JsonSpan(allows_line_feeds=False)
-                return NOTHING
+                return EMPTY_PART
             return self._take_text(other_object.start())
         if head is None:
             return self._take_text(len(self._held))
@@ -226,17 +235,17 @@ class Sections:
         prefix = self._held[: head.end()]
         name = head.groupdict().get("name")
         marked = head["mark"] is not None
-        self._json = _Json(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
-        return NOTHING
+        self._json = _JsonValue(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
+        return EMPTY_PART
 
     def _take_text(self, size: int) -> Part:
-        """Takes so much of the held text as content. If calls may come, white space is held until text follows."""
+        """Takes `size` characters of held text as content. If calls may come, white space waits until text follows."""
         shown, self._held = self._held[:size], self._held[size:]
         if self.format is not None and not self._has_content:
-            shown, self._white = self._white + shown, ""
+            shown, self._held_space = self._held_space + shown, ""
             if shown.isspace():
-                self._white = shown
-                return NOTHING
+                self._held_space = shown
+                return EMPTY_PART
         if shown and not shown.isspace():
             self._has_content = self._begun = True
         return Part("content", shown)
@@ -245,14 +254,14 @@ class Sections:
         end = span.end(self._held)
         if end is not None or span.broken or final:
             self._other_span = None
-            return self._take_text(end or span.at)
-        if not span.at:
+            return self._take_text(end or span.position)
+        if not span.position:
             return None
-        size, span.at = span.at, 0
+        size, span.position = span.position, 0
         return self._take_text(size)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def _read_call(self, json: _Json, final: bool) -> Part | None:
+    def _read_call(self, json: _JsonValue, final: bool) -> Part | None:
         end = json.span.end(self._held)
         if end is None and not json.span.broken and not final:
             return None
@@ -266,11 +275,11 @@ class Sections:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
         escape_count = letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
-        self._white, self._has_content, self._begun, self.called = "", False, True, True
+        self._held_space, self._has_content, self._begun, self.has_calls = "", False, True, True
         self._last_call, self._in_section = json, True
         return Part("call", calls=calls, escape_count=escape_count)
 
-    def _read_gap(self, json: _Json, final: bool) -> Part | None:
+    def _read_gap(self, json: _JsonValue, final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
         assert self.format is not None
         self._held = self._held.lstrip(BETWEEN_CALLS if self._in_section else None)
@@ -280,15 +289,15 @@ class Sections:
                 self._held = self._held[len(mark) :]
                 json.fence_count -= mark == FENCE
                 self._in_section = self._in_section and mark == FENCE
-                return NOTHING
+                return EMPTY_PART
         if any(mark.startswith(self._held) for mark in closings) or not self._held:
             if final:
                 self._held = ""
             return None
         self._last_call = None
         if self._in_section and self._held[0] == "{":
-            self._json = _Json(JsonSpan(), 0, json.marked, None, json.fence_count)
-        return NOTHING
+            self._json = _JsonValue(JsonSpan(), 0, json.marked, None, json.fence_count)
+        return EMPTY_PART
 
 
 def marks_reasoning(template: str) -> bool:

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload, LengthRequired
-from milkglass.server.context import Shared
+from milkglass.server.context import SharedContext
 from milkglass.server.http.routing import PLAIN_NAME, Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.store import FileRecord, Purpose, UploadRecord
 from milkglass.server.storage.uploads import incoming_chunk
@@ -59,20 +59,20 @@ def _shared_fields(record: UploadRecord | FileRecord) -> dict[str, Any]:
 
 
 @router.post("/v1/uploads")
-def start_upload(body: NewUpload, shared: Shared) -> dict[str, Any]:
+def start_upload(body: NewUpload, shared: SharedContext) -> dict[str, Any]:
     upload = shared.uploads.start(body.filename, body.bytes, body.sha256, body.purpose)
     return upload_json(upload, shared.settings.chunk_bytes)
 
 
 @router.get("/v1/uploads")
-def list_uploads(shared: Shared) -> dict[str, Any]:
+def list_uploads(shared: SharedContext) -> dict[str, Any]:
     """Lists the uploads that are not complete. Each takes room until it is completed or deleted."""
     data = [upload_json(upload, shared.settings.chunk_bytes) for upload in shared.store.uploads.all()]
     return {"object": "list", "data": data}
 
 
 @router.get("/v1/uploads/{upload_id}")
-def get_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+def get_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
     return upload_json(shared.store.uploads.get(upload_id), shared.settings.chunk_bytes)
 
 
@@ -80,7 +80,7 @@ def get_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
 async def write_chunk(
     upload_id: PathName,
     request: Request,
-    shared: Shared,
+    shared: SharedContext,
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
@@ -104,18 +104,18 @@ def _content_length(request: Request) -> int:
 
 
 @router.post("/v1/uploads/{upload_id}/complete")
-async def complete_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+async def complete_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
     return file_json(await shared.run_slow(shared.uploads.complete, upload_id))
 
 
 @router.delete("/v1/uploads/{upload_id}")
-def cancel_upload(upload_id: PathName, shared: Shared) -> dict[str, Any]:
+def cancel_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
     shared.uploads.cancel(upload_id)
     return {"id": upload_id, "object": "upload", "deleted": True}
 
 
 @router.post("/v1/files", openapi_extra=_FORM)
-async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
+async def add_file(request: Request, shared: SharedContext) -> dict[str, Any]:
     async with request.form(max_files=1, max_fields=4, max_part_size=1024) as form:
         upload, purpose = form.get("file"), form.get("purpose")
         if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
@@ -132,23 +132,23 @@ def _require_plain_name(name: str) -> str:
 
 
 @router.get("/v1/files")
-def list_files(shared: Shared, purpose: Purpose | None = None) -> dict[str, Any]:
+def list_files(shared: SharedContext, purpose: Purpose | None = None) -> dict[str, Any]:
     listed = [file for file in shared.store.files.all() if purpose in (None, file.purpose)]
     return {"object": "list", "data": [file_json(file) for file in listed]}
 
 
 @router.get("/v1/files/{file_id}")
-def get_file(file_id: PathName, shared: Shared) -> dict[str, Any]:
+def get_file(file_id: PathName, shared: SharedContext) -> dict[str, Any]:
     return file_json(shared.store.files.get(file_id))
 
 
 @router.get("/v1/files/{file_id}/content")
-def get_content(file_id: PathName, shared: Shared) -> FileResponse:
+def get_content(file_id: PathName, shared: SharedContext) -> FileResponse:
     file = shared.store.files.get(file_id)
     return FileResponse(shared.uploads.path(file_id), media_type="application/octet-stream", filename=file.filename)
 
 
 @router.delete("/v1/files/{file_id}")
-def delete_file(file_id: PathName, shared: Shared) -> dict[str, Any]:
+def delete_file(file_id: PathName, shared: SharedContext) -> dict[str, Any]:
     shared.uploads.remove_file(file_id)
     return {"id": file_id, "object": "file", "deleted": True}

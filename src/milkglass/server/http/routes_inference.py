@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import end_ids
-from milkglass.server.context import Shared
+from milkglass.server.context import SharedContext
 from milkglass.server.http.errors import error_body
 from milkglass.server.http.requests import (
     Classification,
@@ -132,7 +132,7 @@ def _logprobs(logprobs: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | N
 
 
 @router.post("/v1/completions")
-async def completions(body: Completion, request: Request, shared: Shared) -> Response:
+async def completions(body: Completion, request: Request, shared: SharedContext) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
@@ -181,16 +181,18 @@ async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
 
 # --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
-async def classify(body: Classification, request: Request, shared: Shared) -> Response:
+async def classify(body: Classification, request: Request, shared: SharedContext) -> Response:
     return await _answer_rows(body, "classify", request, shared)
 
 
 @router.post("/v1/embeddings")
-async def embeddings(body: Embedding, request: Request, shared: Shared) -> Response:
+async def embeddings(body: Embedding, request: Request, shared: SharedContext) -> Response:
     return await _answer_rows(body, "embed", request, shared)
 
 
-async def _answer_rows(body: Classification | Embedding, task: Task, request: Request, shared: Shared) -> Response:
+async def _answer_rows(
+    body: Classification | Embedding, task: Task, request: Request, shared: SharedContext
+) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = prompt_rows(body.input)
     require_rows(inputs, model, shared.settings)

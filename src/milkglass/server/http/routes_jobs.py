@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
-from milkglass.server.context import Context, Shared
+from milkglass.server.context import Context, SharedContext
 from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, few_fields, sse_event
 from milkglass.server.jobs.folder import read_events, read_progress
 from milkglass.server.spec import Hyperparameters
@@ -62,46 +62,46 @@ def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
 
 
 @router.post("/v1/fine_tuning/jobs")
-def create_job(body: NewJob, shared: Shared) -> dict[str, Any]:
+def create_job(body: NewJob, shared: SharedContext) -> dict[str, Any]:
     """Queues a fine-tune, unless the rows do not fit the model or the machine lacks room."""
     job = shared.jobs.create(body.model, body.training_file, body.validation_file, body.suffix, body.hyperparameters)
     return job_json(job, shared)
 
 
 @router.get("/v1/fine_tuning/jobs")
-def list_jobs(shared: Shared) -> dict[str, Any]:
+def list_jobs(shared: SharedContext) -> dict[str, Any]:
     """Lists all jobs, the newest first."""
     jobs = [job_json(job, shared) for job in reversed(shared.store.jobs.all())]
     return {"object": "list", "data": jobs, "has_more": False}
 
 
 @router.get("/v1/fine_tuning/jobs/{job_id}")
-def get_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+def get_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Returns one job with its progress."""
     return job_json(shared.store.jobs.get(job_id), shared)
 
 
 @router.post("/v1/fine_tuning/jobs/{job_id}/cancel")
-def cancel_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+def cancel_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Cancels a job: at once if it waits, else at its worker's next step."""
     return job_json(shared.jobs.cancel(job_id), shared)
 
 
 @router.post("/v1/fine_tuning/jobs/{job_id}/resume")
-def resume_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+def resume_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Lets a job that a full disk ended go on from its newest checkpoint."""
     return job_json(shared.jobs.resume(job_id), shared)
 
 
 @router.delete("/v1/fine_tuning/jobs/{job_id}")
-def delete_job(job_id: PathName, shared: Shared) -> dict[str, Any]:
+def delete_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Deletes a job that has ended. Its model stays."""
     shared.jobs.remove(job_id)
     return {"id": job_id, "object": "fine_tuning.job", "deleted": True}
 
 
 @router.get("/v1/fine_tuning/jobs/{job_id}/checkpoints")
-def list_checkpoints(job_id: PathName, shared: Shared) -> dict[str, Any]:
+def list_checkpoints(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Lists the checkpoints of a job that has not ended or can be resumed. `metrics` are of the same step."""
     job = shared.store.jobs.get(job_id)
     metrics = [entry.event.data for entry in read_events(shared.jobs.folder(job_id)) if entry.event.type == "metrics"]
@@ -124,7 +124,7 @@ def list_checkpoints(job_id: PathName, shared: Shared) -> dict[str, Any]:
 async def job_events(
     job_id: PathName,
     request: Request,
-    shared: Shared,
+    shared: SharedContext,
     stream: bool = False,
     after: EventId = "0",
     last_event_id: Annotated[str | None, Header()] = None,

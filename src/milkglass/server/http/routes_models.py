@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from milkglass.errors import BadUpload
-from milkglass.server.context import Context, Shared
+from milkglass.server.context import Context, SharedContext
 from milkglass.server.http.routing import Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.registry import Delta, Registration
 from milkglass.server.storage.store import ModelRecord
@@ -66,35 +66,35 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
 
 
 @router.post("/v1/models")
-async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
+async def add_model(body: NewModel, shared: SharedContext) -> dict[str, Any]:
     return await shared.run_slow(lambda: model_json(shared.registry.add(body.registration()), shared))
 
 
 @router.get("/v1/base-models/{digest}")
-async def get_base_model(digest: Digest, shared: Shared) -> dict[str, Any]:
+async def get_base_model(digest: Digest, shared: SharedContext) -> dict[str, Any]:
     """Says whether this server has the base model of a delta."""
     await shared.run_slow(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 
 
 @router.get("/v1/models")
-def list_models(shared: Shared) -> dict[str, Any]:
+def list_models(shared: SharedContext) -> dict[str, Any]:
     return {"object": "list", "data": [model_json(model, shared) for model in shared.store.models.all()]}
 
 
 @router.get("/v1/models/{model_id}")
-def get_model(model_id: PathName, shared: Shared) -> dict[str, Any]:
+def get_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
     return model_json(shared.store.models.get(model_id), shared)
 
 
 @router.delete("/v1/models/{model_id}")
-def delete_model(model_id: PathName, shared: Shared) -> dict[str, Any]:
+def delete_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
     shared.registry.remove(model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 
 
 @router.get("/v1/models/{model_id}/files")
-def list_model_files(model_id: PathName, shared: Shared) -> dict[str, Any]:
+def list_model_files(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
     """Lists the files of a model. Weights have a `sha256`."""
     digests = shared.store.models.get(model_id).sha256
     paths = shared.registry.files(model_id)
@@ -103,6 +103,6 @@ def list_model_files(model_id: PathName, shared: Shared) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{model_id}/files/{name}")
-def get_model_file(model_id: PathName, name: PathName, shared: Shared) -> FileResponse:
+def get_model_file(model_id: PathName, name: PathName, shared: SharedContext) -> FileResponse:
     """Returns a file. Takes `Range`, so that a download can resume."""
     return FileResponse(shared.registry.file(model_id, name), media_type="application/octet-stream")

@@ -83,7 +83,7 @@ def model_inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str,
 
 
 class CachedRows:
-    """Keys and values (b, heads, t, d) of each layer, and a mask (b, t) that is 0 at padding."""
+    """Rows in a transformers cache: keys and values (b, heads, t, d) of each layer, and a mask (b, t), 0 at padding."""
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: torch.Tensor) -> None:
         self._model, self.cache, self.mask = model, cache, mask
@@ -140,15 +140,15 @@ class CachedPrefix:
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
 class PrefixCache:
-    """The keys and values of finished rows by their ids, the longest unused first, `size` bytes in all."""
+    """The keys and values of finished rows by their ids, the longest unused first, `size_bytes` in all."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self.size = limit, 0
+        self._limit, self.size_bytes = limit, 0
         self._rows: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class PrefixCache:
 
     def fits(self, row: CachedPrefix) -> bool:
         """Returns whether a row fits into the whole cache."""
-        return row.size <= self._limit
+        return row.size_bytes <= self._limit
 
     def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
         """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
@@ -165,11 +165,11 @@ class PrefixCache:
         for prefix in [stored for stored in self._rows if stored == ids[: len(stored)]]:
             self._drop(prefix)
         self._rows[ids] = row
-        self.size += row.size
-        while self.size > self._limit:
+        self.size_bytes += row.size_bytes
+        while self.size_bytes > self._limit:
             self._drop(next(iter(self._rows)))
 
-    def longest(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
+    def longest_match(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
         """Returns the row with the longest common prefix, and the prefix's length without the prompt's last id."""
         best, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
@@ -182,7 +182,7 @@ class PrefixCache:
         return self._rows[best], length
 
     def _drop(self, ids: tuple[int, ...]) -> None:
-        self.size -= self._rows.pop(ids).size
+        self.size_bytes -= self._rows.pop(ids).size_bytes
 
 
 class CachingRunner:
@@ -197,7 +197,8 @@ class CachingRunner:
 
         The rests of the others are short, and padding between a prefix and its rest would shift windows.
         """
-        prefixes = [None if isinstance(prompt, torch.Tensor) else self.prefixes.longest(prompt) for prompt in prompts]
+        cache = self.prefixes
+        prefixes = [None if isinstance(prompt, torch.Tensor) else cache.longest_match(prompt) for prompt in prompts]
         uncached = [index for index, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.prefill([prompts[index] for index in uncached])] if uncached else []
         order = list(uncached)

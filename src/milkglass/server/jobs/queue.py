@@ -29,7 +29,7 @@ from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, req
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
-from milkglass.system import memory
+from milkglass.system import memory_bytes
 
 log = logging.getLogger("milkglass.server")
 RETRY_SECONDS = 5.0  # seconds until a job is tried again for which the disk had no room
@@ -118,7 +118,7 @@ class Jobs:
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
         require_disk(estimate, chosen, self._home.free + bytes_on_disk(*temporary))
-        require_memory(estimate, chosen, gpu or memory(available=False))
+        require_memory(estimate, chosen, gpu or memory_bytes(available=False))
 
     def resume(self, job_id: str) -> JobRecord:
         """Queues a job again that a full disk ended.
@@ -372,7 +372,7 @@ def _disk_full_status(step: int) -> Status:
 
 def gpu_memory() -> int | None:
     """Returns the bytes of the GPU's memory, or None."""
-    return device.memory(free=False)
+    return device.memory_bytes(free=False)
 
 
 def _count_crash(job: JobRecord, step: int) -> None:
