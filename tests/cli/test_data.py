@@ -88,7 +88,7 @@ def test_rows_with_labels_are_read_by_all(
     assert (of_training.rows, of_training.pairs, of_training.counts) == (100, paired, (50, 50))
     own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
-    assert summarise(none.texts(rows)).rows == 100
+    assert summarise(none.read_texts(rows)).rows == 100
     asked = texts_to_classify(None, rows, none)
     assert len(asked) == 100 and (asked[7].pair is not None) is paired
     assert (asked[7].pair if paired else asked[7].text) == TEXTS[7]
@@ -105,7 +105,7 @@ def test_conversations_are_read_by_all_that_take_them(name: str, write: Write, t
     rows = clean(tmp_path, name, write, ())
     none = ColumnOptions()
     assert none.read_training(rows)[1].task == "causal-lm"
-    assert summarise(none.texts(rows)).rows == 100
+    assert summarise(none.read_texts(rows)).rows == 100
     require_rows(rows, shape_of(rows))
     done = call("encode", "--in", rows, "--key", decoder.path, "--out", tmp_path / "rows.parquet")
     assert done.exit_code == 0, done.stderr

@@ -95,7 +95,7 @@ def sanitized(path: Path, *columns: str) -> list[list[str]]:
 def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Row], tmp_path: Path) -> None:
     expected = [(text, pair, label.strip()) for text, pair, label in rows]
     for path in written(tmp_path, rows):
-        file = COLUMNS.file(path)
+        file = COLUMNS.data_file(path)
         read = "text from Question, label from Topic, text_pair from Asked; not read: Ticket No"
         assert file.columns_read() == read, (path.name, rows)
         assert [(one.text, one.pair, one.label) for one in read_examples(file)] == expected, path.name
@@ -106,7 +106,7 @@ def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Ro
         assert sorted(summarise(file).labels) == sorted({label for _, _, label in expected}), path.name
         if path.suffix != ".parquet":  # which is not sanitized
             assert sanitized(path, "Question", "Asked") == [[text, pair] for text, pair, _ in expected], path.name
-            again = COLUMNS.file(rewritten(path, "Question", "Asked"))
+            again = COLUMNS.data_file(rewritten(path, "Question", "Asked"))
             assert [(one.text, one.pair, one.label) for one in read_examples(again)] == expected, path.name
         out = path.with_name("written.jsonl")
         write(read_examples(file), out)

@@ -98,7 +98,7 @@ class AttackerText:
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
-def uploaded_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
+def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
     replaced = replacements(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
@@ -217,7 +217,7 @@ def assemble(
         attackers: the text of each further attacker, by name.
         server_transcript: in place of the model and the ids that this key makes.
     """
-    model, promise = uploaded_model(base, key, stage)
+    model, promise = scrambled_model(base, key, stage)
     scheme = scheme_of(key)
     transcript = _transcript(model, private, len(key.sigma), server_transcript, key)
     if server_transcript is not None and server_transcript.all(Tokens):
@@ -284,6 +284,6 @@ def _simulator(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Calla
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
         attacker_key = new_key(base, ref, scheme, digest, root)
-        return uploaded_model(base, attacker_key)[0], attacker_key.first.astype(np.int64)
+        return scrambled_model(base, attacker_key)[0], attacker_key.first.astype(np.int64)
 
     return simulate

@@ -50,7 +50,7 @@ class ClusterConditional(Attack):
         return Guess(table=table)
 
     def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
-        """Writes into `table` (n, k) the guesses for ids that are exchanged in place, by count times P(id | token)."""
+        """Writes the guesses for ids that are exchanged where they occur into `table`, by count times P(id | token)."""
         for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
             for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True):
                 weights = counts[group.members] * np.exp(row_likelihood - row_likelihood.max())
