@@ -80,7 +80,8 @@ SAMPLES = {
     "another broken key": Sample(
         snp(TRUSTEE, content("trustee/snp-test-vcek-invalid-new.der"), MILAN_CHAIN), TODAY, "chain"
     ),
-    "VLEK": Sample(snp(*VLEK, MILAN_CHAIN), day("2025-06-01"), weak=frozenset({"milan", "vlek", "no-revocation"})),
+    "VLEK": Sample(snp(*VLEK, MILAN_CHAIN), day("2025-06-01"),
+                   weak=frozenset({"level", "milan", "vlek", "no-revocation"})),
     "VLEK, expired": Sample(snp(*VLEK, MILAN_CHAIN), TODAY, "expired"),
     "Genoa": Sample(
         snp(*GENOA, GENOA_CHAIN), TODAY, weak=frozenset({"no-revocation"}),

@@ -491,3 +491,9 @@ def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> Non
         except AttestationError as error:
             found = error.reason
         assert found == reason
+
+
+def test_the_environment_gets_no_secrets_of_a_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys.txt"))
+    assert ssl.create_default_context().keylog_filename is not None, "the library would write them"
+    assert channel.admitting(lambda spki: True, None).keylog_filename is None

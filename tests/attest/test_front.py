@@ -485,7 +485,7 @@ def test_only_listed_paths_and_headers_are_handed_on() -> None:
             assert answer.json()["got"] == {"input": "it"} and "server" not in answer.headers
             assert not {"cookie", "x-forwarded-for"} & set(answer.json()["headers"])
             assert "authorization" in answer.json()["headers"]
-            for path in ("/metrics", "/v1/embeddings/../metrics", "/v1/load_lora_adapter", "/docs"):
+            for path in ("/metrics", "/v1/embeddings/../metrics", "/v1/load_lora_adapter", "/docs", "/v1/models/"):
                 assert (await one.get(path)).status_code in (404, 405)
             assert (await one.post("/v1/models")).status_code == 405
 

@@ -16,9 +16,13 @@ Source = Literal["hardware proves", "vendor states", "operator states", "not che
 Kind = Literal["sev-snp", "tdx", "sgx", "software"]
 
 FORGEABLE = "milan"  # the weakness of a processor whose reports anyone can make
+WRITABLE = "debug"  # the weakness of a machine whose memory its host reads and writes
 HOLDS, REFUSED = "the policy holds", "REFUSED"
 HOLDS_FOR_SOFTWARE = "the policy takes software: NOT ATTESTED"
 ALL_SEEN = "What an operator of the host still sees: everything, also the text. No hardware is involved."
+UNDONE = (
+    "What an operator of the host sees: assume everything, also the text. The policy accepts what undoes the proof: {}."
+)
 NOT_SHOWN = "What an operator of the host sees: assume everything, also the text, since the policy does not hold."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
 RECORDED_NOTE = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
@@ -127,8 +131,9 @@ class VerifiedGpu:
 class Verdict:
     """What a policy says of evidence.
 
-    Where software answered, or a processor whose reports can be forged, the hardware proves no claim: neither the
-    machine's, nor those of a GPU, which only the machine's measured software binds to what runs.
+    Where software answered, or a processor whose reports can be forged, or a machine that its host may debug, the
+    hardware proves no claim: neither the machine's, nor those of a GPU, which only the machine's measured software
+    binds to what runs.
 
     Attributes:
         claims: in the order in which they are shown.
@@ -142,12 +147,17 @@ class Verdict:
     attested: bool = True
 
     def __post_init__(self) -> None:
-        if not self.attested or any(claim.weakness == FORGEABLE for claim in self.claims):
+        if not self.attested or any(claim.weakness in (FORGEABLE, WRITABLE) for claim in self.claims):
             object.__setattr__(self, "claims", tuple(map(_unproven, self.claims)))
 
     @property
     def holds(self) -> bool:
         return not self.refused
+
+    @property
+    def undone_by(self) -> tuple[str, ...]:
+        """Returns the weaknesses that undo the proof, whether or not the policy accepts them."""
+        return tuple(claim.weakness for claim in self.claims if claim.state == "contraindicated" and claim.weakness)
 
     def lines(self) -> list[str]:
         """Returns the verdict for people."""
@@ -166,14 +176,16 @@ class Verdict:
         """Returns what an operator of the host sees."""
         if not self.holds:
             return NOT_SHOWN
-        return STILL_SEEN if self.attested else ALL_SEEN
+        if not self.attested:
+            return ALL_SEEN
+        return UNDONE.format(", ".join(self.undone_by)) if self.undone_by else STILL_SEEN
 
     def to_json(self) -> dict[str, Any]:
         states = {claim.state for claim in self.claims}
         status = next((state for state in ("contraindicated", "warning", "affirming") if state in states), "none")
         return {
             "eat_profile": "tag:milkglass,2026:verdict-1",
-            "attested": self.attested and bool(self.claims),
+            "attested": self.attested and self.holds and bool(self.claims) and not self.undone_by,
             "holds": self.holds,
             "ear.status": status if self.holds else "contraindicated",
             "claims": [vars(claim) for claim in self.claims],

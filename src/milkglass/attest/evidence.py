@@ -192,6 +192,11 @@ def _binding(
 ) -> list[Claim]:
     """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
     key_name = "the connection's key" if live else "the recorded key"
+    fresh = (
+        proven("fresh", "it answered our nonce")
+        if live
+        else unchecked("fresh", "the nonce is the recording's: only who made it knows whether it was new")
+    )
     if evidence.form == "milkglass":
         digest = nvidia.digest([(raw, pem) for raw, pem, _ in evidence.gpus])
         if len(spki) != 32 or len(nonce) != NONCE:
@@ -200,10 +205,7 @@ def _binding(
             raise AttestationError("binding", f"the hardware did not sign {key_name}, this nonce and these GPUs")
         if evidence.kind == "software":
             return [Claim("binding", "none", "operator states", f"{key_name} and our nonce are in the answer")]
-        return [
-            proven("binding", f"{key_name} belongs to the measured software"),
-            proven("fresh", "it answered our nonce"),
-        ]
+        return [proven("binding", f"{key_name} belongs to the measured software"), fresh]
     text = "no nonce of ours: the evidence may be as old as the machine's boot, and be shown again by others"
     stale = weak("fresh", text, "not-fresh", "not checked")
     if evidence.form == "tinfoil":
@@ -214,8 +216,7 @@ def _binding(
         aci.require_listed(evidence.keyset, spki, evidence.host, now)
         if not hmac.compare_digest(machine.report_data, aci.signed_report_data(evidence.keyset, nonce)):
             raise AttestationError("binding", f"the hardware did not sign a keyset with {key_name} and this nonce")
-        return [proven("binding", f"{key_name} is in the keyset of the measured software"),
-                proven("fresh", "it answered our nonce")]  # fmt: skip
+        return [proven("binding", f"{key_name} is in the keyset of the measured software"), fresh]
     text = "nothing binds the evidence to a connection: another machine could show it"
     return [weak("binding", text, "unbound", "not checked", bad=True), stale]
 

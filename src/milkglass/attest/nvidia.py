@@ -164,7 +164,8 @@ def verify(
     current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY)
     device, driver, vbios = spki_of(leaf).hex(), measurements.text(DRIVER), measurements.vbios
     lines = [
-        proven("gpu", f"an NVIDIA {architecture} GPU, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
+        proven("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
+        Claim("architecture", "none", "operator states", f"it is a {architecture} GPU: no signed word was read"),
         weak(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",

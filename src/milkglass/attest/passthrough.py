@@ -67,7 +67,9 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
         return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)
 
     handlers: dict[Any, Any] = {MilkglassError: on_known, OSError: on_known, HTTPException: on_http}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # a redirection is no listed path's answer
+    return app
 
 
 def _refusal(message: str, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:

@@ -109,8 +109,11 @@ def refusal(error: AttestationError) -> Verdict:
     """Returns the verdict on evidence that does not verify."""
     from milkglass.attest.claims import Verdict
 
-    text = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
-    return Verdict((), {error.reason: text})
+    if error.reason in ("collateral", "expired", "size"):  # of files of the client's, or of its clock
+        text = f"{error.message}; nothing could be verified"
+    else:
+        text = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
+    return Verdict((), {error.reason: f"{text} ({error.hint})" if error.hint else text})
 
 
 def judge_evidence(
