@@ -29,6 +29,7 @@ from milkglass.attest.policy import Policy, parse
 from milkglass.attest.providers import PATH, read_evidence
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError, Unreachable
+from milkglass.server.settings import Limits
 from tests.attest import intel_forger
 
 SECRET = b"the patient's name is Keller"
@@ -491,6 +492,10 @@ def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> Non
         except AttestationError as error:
             found = error.reason
         assert found == reason
+
+
+def test_a_server_has_a_connection_left_for_evidence() -> None:
+    assert Limits().per_address > channel.MAX_CONNECTIONS
 
 
 def test_the_environment_gets_no_secrets_of_a_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

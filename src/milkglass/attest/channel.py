@@ -40,7 +40,7 @@ EVIDENCE_SECONDS = 30.0  # for a whole answer with evidence
 ADMISSION_SECONDS = 60.0  # for the lease of one key
 FAILURE_SECONDS = 5.0  # in which a key that was refused is not asked again
 CLOCK_JUMP = 30.0  # seconds by which wall clock and monotonic clock may part before all leases end
-MAX_CONNECTIONS = 240  # to the server at a time: fewer than it takes of one address, for evidence needs one as well
+MAX_CONNECTIONS = 240  # to the server at a time: fewer than it takes of one address, since evidence needs one, too
 MAX_ATTEMPTS = 16  # keys without a lease under one request
 MAX_EVIDENCE = 4  # pieces of evidence for one key: servers behind one address may answer in turn
 PIECE_BYTES = 64 << 10  # of a body, each of which is sent only while the lease lasts
@@ -117,7 +117,7 @@ def admitting(is_allowed: Callable[[bytes], bool], authority: Path | None) -> ss
 
     context = ssl.create_default_context(cafile=None if authority is None else str(authority))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Else the variable SSLKEYLOGFILE has the connections' secrets written to a file
+    # The variable SSLKEYLOGFILE would have the connections' secrets written to a file
     context.keylog_filename = None  # type: ignore[assignment]
     context.sslobject_class = AdmittedConnection
     return context

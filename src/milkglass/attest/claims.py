@@ -109,7 +109,7 @@ class VerifiedGpu:
     """A GPU's evidence whose signature and certificates are good.
 
     Attributes:
-        architecture: such as "HOPPER".
+        architecture: such as "HOPPER", as the server states it.
         device: SHA-256 of the public key of its attestation certificate, in hex.
         nonce: 32 bytes to which it answered.
         driver, vbios: versions.
@@ -139,6 +139,7 @@ class Verdict:
         claims: in the order in which they are shown.
         refused: why the policy does not hold, each by its name and in words; empty if it holds.
         accepted: weaknesses that are there and that the policy accepts, with its reasons.
+        attested: whether hardware answered, and no software in its place.
     """
 
     claims: tuple[Claim, ...]

@@ -27,11 +27,9 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
     """
 
     def __init__(self, max_connections: int, context: ssl.SSLContext | None = None) -> None:
-        # One for all connections: to make one takes longer than a request
-        self._context, self._free = (
-            context or httpx2.create_ssl_context(trust_env=False),
-            asyncio.Semaphore(max_connections),
-        )
+        # One context for all connections: to make it takes longer than a request
+        self._context = context or httpx2.create_ssl_context(trust_env=False)
+        self._free = asyncio.Semaphore(max_connections)
         self._idle = list[httpx2.AsyncHTTPTransport]()
         self._is_closed = False
 

@@ -165,7 +165,7 @@ def verify(
     device, driver, vbios = spki_of(leaf).hex(), measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
-        Claim("architecture", "none", "operator states", f"it is a {architecture} GPU: no signed word was read"),
+        Claim("architecture", "none", "operator states", f"it is a {architecture} GPU: nothing signed is read for it"),
         weak(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",

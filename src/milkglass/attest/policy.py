@@ -25,7 +25,7 @@ WEAKNESSES = {
     "vlek": "a key of the cloud, which names no machine",
     "debug": "a guest of SEV-SNP that the host may debug",
     "migration": "a guest that may be moved, with its memory",
-    "level": "a report for software below privilege level 0, which the launch measurement need not cover",
+    "level": "a report for software at another privilege level than 0, which the launch measurement need not cover",
     "no-alias-check": "no check of memory aliases (BadRAM)",
     "rollback": "firmware that the host can take back to an older version",
     "no-revocation": "no current revocation list of the processor's maker (of AMD: of the authorities of its keys)",

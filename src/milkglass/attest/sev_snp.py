@@ -231,7 +231,7 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], list_is_curren
     if report.policy & POLICY_MIGRATION or report.migration_agent not in NO_AGENT:
         claims.append(weak("migration", "a migration agent may move the guest, with its memory", "migration", bad=True))
     if report.vmpl:
-        text = f"the software that asked runs at privilege level {report.vmpl}: what was measured may have loaded it"
+        text = f"the software that asked runs at privilege level {report.vmpl}, which the measurement need not cover"
         claims.append(weak("level", text, "level"))
     if report.platform & PLATFORM_ALIAS_CHECKED:
         claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))

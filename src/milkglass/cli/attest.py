@@ -109,7 +109,7 @@ def refusal(error: AttestationError) -> Verdict:
     """Returns the verdict on evidence that does not verify."""
     from milkglass.attest.claims import Verdict
 
-    if error.reason in ("collateral", "expired", "size"):  # of files of the client's, or of its clock
+    if error.reason in ("collateral", "expired", "size"):  # perhaps a fault of the client's files or clock
         text = f"{error.message}; nothing could be verified"
     else:
         text = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"

@@ -49,8 +49,8 @@ class Phase(enum.Enum):
 class JoiningTransport(asyncio.Transport):
     """Joins what is written within one turn of the event loop, so that it takes one call of the system and one packet.
 
-    An answer's head, its first part and its end are often written in one turn. On loopback a call costs more than all
-    else that a short answer needs.
+    An answer's head, its first part and its end are often written in one turn. On loopback a call of the system also
+    wakes the receiver, and these calls are the largest part of what a short answer costs (the log, 2026-11-27).
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -22,7 +22,7 @@ def render(result: Compared) -> str:
     templates.filters["share"] = words.percent
     templates.filters["read"] = words.read_by_attacks
     templates.filters["rouge"] = words.rouge
-    templates.filters["parts"] = _breakable_parts
+    templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
