@@ -378,6 +378,10 @@ def test_the_docs_policy_holds_for_a_good_machine_with_the_files_that_fetch_gets
     verdict = judge(docs_policy(machine.image["launch"]), machine, found, bound, {machine.machine: "2026-11-26"})
     assert verdict.holds, verdict.refused
     assert set(verdict.accepted) == {"relayable-gpu"}
+    assert "hardware proves: it answered our nonce" in map(str, bound)
+    (binding, fresh) = evidence.verify(whole, TODAY)[2]
+    assert fresh.state == "none" and fresh.source == "not checked", "only who made a recording knows its nonce"
+    assert "recorded key" in binding.text
     assert len(re.findall("publishes nothing about that", "\n".join(verdict.lines()))) == 2
     missing = with_collateral(bare, {name: file for name, file in read_collateral(tmp_path).items() if name != "crl"})
     machine, found, bound = evidence.verify(missing, TODAY, SPKI, NONCE)

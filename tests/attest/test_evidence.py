@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from milkglass.attest import chains, evidence, intel, nvidia, rim, sev_snp
 from milkglass.attest.claims import VerifiedGpu, VerifiedMachine
 from milkglass.attest.evidence import HardwareEvidence
+from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError
 from tests.attest import samples
 from tests.attest.samples import GPUS, SAMPLES, GpuSample, Sample, content, day
@@ -386,3 +387,10 @@ def test_an_answer_of_ocsp_counts_as_a_list() -> None:
 
 def test_a_sample_says_what_it_is() -> None:
     assert isinstance(SAMPLES["TDX"], Sample) and isinstance(GPUS["Hopper"], GpuSample)
+
+
+def test_a_recording_of_the_stand_in_is_not_said_to_have_our_nonce() -> None:
+    answered = EvidenceSource(Software()).evidence(bytes(32), bytes(32))
+    (live,) = evidence.verify(answered, day("2026-11-27"), bytes(32), bytes(32))[2]
+    (replayed,) = evidence.verify(answered, day("2026-11-27"))[2]
+    assert "our nonce" in live.text and "our nonce" not in replayed.text

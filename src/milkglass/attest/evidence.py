@@ -191,7 +191,7 @@ def _binding(
     evidence: HardwareEvidence, machine: VerifiedMachine, spki: bytes, nonce: bytes, live: bool, now: datetime
 ) -> list[Claim]:
     """Returns what binds the evidence to a connection. Raises AttestationError if it is bound to another one."""
-    key_name = "the connection's key" if live else "the recorded key"
+    key_name, nonce_name = ("the connection's key", "our nonce") if live else ("the recorded key", "the recorded nonce")
     fresh = (
         proven("fresh", "it answered our nonce")
         if live
@@ -204,7 +204,7 @@ def _binding(
         if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest, evidence.sealing)):
             raise AttestationError("binding", f"the hardware did not sign {key_name}, this nonce and these GPUs")
         if evidence.kind == "software":
-            return [Claim("binding", "none", "operator states", f"{key_name} and our nonce are in the answer")]
+            return [Claim("binding", "none", "operator states", f"{key_name} and {nonce_name} are in the answer")]
         return [proven("binding", f"{key_name} belongs to the measured software"), fresh]
     text = "no nonce of ours: the evidence may be as old as the machine's boot, and be shown again by others"
     stale = weak("fresh", text, "not-fresh", "not checked")
