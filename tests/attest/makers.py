@@ -127,10 +127,9 @@ class Nvidia:
     signer: Authority
 
     @classmethod
-    def make(cls) -> Nvidia:
-        return cls(
-            Authority.make("Device Identity CA", "GH100 Identity", "Provisioner", "BROM", "FMC"), cls.signers(LAST)
-        )
+    def make(cls, chip: str = "GH100") -> Nvidia:
+        names = "Device Identity CA", f"{chip} Identity", f"NVIDIA {chip} Provisioner ICA 1", "BROM", "FMC"
+        return cls(Authority.make(*names), cls.signers(LAST))
 
     @staticmethod
     def signers(until: datetime) -> Authority:

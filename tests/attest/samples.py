@@ -127,17 +127,17 @@ class GpuSample:
 
     def verified(self) -> VerifiedGpu:
         files = [content(f"nvidia/{name}") for name in self.references]
-        return verify(self.raw, self.chain, self.architecture, self.nonce, files, [], self.time)
+        return verify(self.raw, self.chain, self.nonce, files, [], self.time)
 
 
-def listed(name: str) -> list[tuple[bytes, bytes, str, bytes]]:
+def listed(name: str) -> list[tuple[bytes, bytes, bytes]]:
     entries = json.loads(content(f"nvidia/{name}.json"))
     return [(*decoded(one), bytes.fromhex(one["nonce"])) for one in entries]
 
 
 def gpu(name: str, mode: str, number: int = 0) -> GpuSample:
-    raw, chain, architecture, nonce = listed(name)[number]
-    return GpuSample(raw, chain, architecture=architecture, nonce=nonce, mode=mode)
+    raw, chain, nonce = listed(name)[number]
+    return GpuSample(raw, chain, nonce=nonce, mode=mode)
 
 
 HOPPER = GpuSample(

@@ -19,6 +19,8 @@ from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError
 from tests.attest import samples
+from tests.attest.authority import LAST, Authority
+from tests.attest.makers import Nvidia
 from tests.attest.samples import GPUS, SAMPLES, GpuSample, Sample, content, day
 
 ALWAYS = {"unbound", "not-fresh"}
@@ -51,6 +53,7 @@ def test_a_gpus_evidence_gives_its_verdict(name: str) -> None:
     found = sample.verified()
     mode = {"spt": set(), "ppcie": {"ppcie"}, "": {"gpu-mode"}}[sample.mode]
     weak = {one.weakness for one in found.claims if one.weakness}
+    assert found.architecture == sample.architecture
     assert found.mode == sample.mode and weak == sample.weak | GPU_ALWAYS | mode
     compared = [one.name for one in found.claims if one.name.startswith("rim-") and not one.weakness]
     assert compared == (["rim-VBIOS"] if samples.VBIOS in sample.references else [])
@@ -88,6 +91,50 @@ def test_turins_key_ends_at_amds_root_and_has_another_layout() -> None:
     assert sev_snp.tcb_versions(bytes([1, 2, 0, 0, 0, 0, 3, 4]), "Genoa") == {
         "bootloader": 1, "tee": 2, "snp": 3, "microcode": 4
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "chip"), [("a switch", None), ("Hopper", "HOPPER")])
+@pytest.mark.parametrize("label", ["HOPPER", "BLACKWELL", "LS10", None])
+def test_no_label_beside_evidence_says_what_a_device_is(name: str, chip: str | None, label: str | None) -> None:
+    document = json.loads(replace(SAMPLES["Genoa"].evidence, gpus=((GPUS[name].raw, GPUS[name].chain),)).document())
+    document["gpus"][0] |= {} if label is None else {"arch": label}
+    recording = HardwareEvidence.parse(json.dumps(document).encode())
+    if chip is not None:
+        _, (gpu,), _ = evidence.verify(recording, samples.TODAY)
+        assert gpu.architecture == chip
+        return
+    with pytest.raises(AttestationError, match="LS_10") as refused:
+        evidence.verify(recording, samples.TODAY)
+    assert refused.value.reason == "architecture"
+
+
+def made(*middle: str) -> Nvidia:
+    return Nvidia(Authority.make("Device Identity CA", "GH100 Identity", *middle, "FMC"), Nvidia.signers(LAST))
+
+
+@pytest.mark.parametrize("middle", [
+    ("NVIDIA LS_10 Provisioner ICA 1", "NVIDIA GH100 Provisioner ICA 1"),  # a device's own key can sign a second name
+    ("NVIDIA LS_10 Provisioner ICA 1", "BROM"), ("NVIDIA GH100 Provisioner ICA 1 of another", "BROM"),
+    ("GH100 A01 GSP BROM",), (),
+])  # fmt: skip
+def test_the_chip_is_what_nvidias_own_authority_is_named_for(
+    middle: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who, nonce = made(*middle).trusted(monkeypatch), bytes(32)
+    with pytest.raises(AttestationError) as refused:
+        nvidia.verify(who.evidence(nonce), who.gpu.pem, nonce, [], [], samples.TODAY)
+    assert refused.value.reason == "architecture"
+
+
+def test_reference_values_of_another_chip_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    nonce, weak_of = bytes(32), dict[str, set[str]]()
+    for chip in ("GH100", "GB100"):
+        who = Nvidia.make(chip).trusted(monkeypatch)
+        found = nvidia.verify(
+            who.evidence(nonce), who.gpu.pem, nonce, [*who.manifests().values()], [], samples.TODAY
+        )  # fmt: skip
+        weak_of[found.architecture] = {one.weakness for one in found.claims if one.weakness}
+    assert "no-rim" not in weak_of["HOPPER"] and "no-rim" in weak_of["BLACKWELL"]
 
 
 def test_four_gpus_are_four_devices_and_one_twice_is_refused() -> None:
@@ -270,7 +317,7 @@ def test_no_bytes_do_anything_but_a_refusal(noise: bytes, at: int) -> None:
         for check in (
             lambda one: sev_snp.verify(one, genoa.collateral, samples.TODAY),
             lambda one: intel.verify(one, samples.TDX.collateral, samples.TODAY),
-            lambda one: nvidia.verify(hopper.raw[:37] + one, hopper.chain, "HOPPER", None, [], [], samples.TODAY),
+            lambda one: nvidia.verify(hopper.raw[:37] + one, hopper.chain, None, [], [], samples.TODAY),
             lambda one: chains.certificates(one, "noise"),
             lambda one: rim.read(one, samples.TODAY),
             HardwareEvidence.parse,

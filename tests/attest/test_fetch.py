@@ -67,7 +67,7 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
     hopper = GPUS["Hopper, its VBIOS"]
     rim = json.dumps({"rim": base64.b64encode(content(f"nvidia/{samples.VBIOS}")).decode()}).encode()
     makers = Makers({"/v1/rim/": (200, rim), "/ocsp": (200, b"answer")})
-    whole = replace(SAMPLES["TDX"].evidence, kind="software", gpus=((hopper.raw, hopper.chain, "HOPPER"),))
+    whole = replace(SAMPLES["TDX"].evidence, kind="software", gpus=((hopper.raw, hopper.chain),))
 
     async def work() -> dict[str, bytes]:
         async with makers.running() as services:

@@ -257,8 +257,8 @@ pinned = ["{machine.machine}"]
 
 
 def our_document(amd: Amd, who: Nvidia | None) -> bytes:
-    gpus = () if who is None else ((who.evidence(gpu_nonce(SPKI, NONCE)), who.gpu.pem, "HOPPER"),)
-    data = report_data(SPKI, NONCE, nvidia.digest([(raw, pem) for raw, pem, _ in gpus]), b"key")
+    gpus = () if who is None else ((who.evidence(gpu_nonce(SPKI, NONCE)), who.gpu.pem),)
+    data = report_data(SPKI, NONCE, nvidia.digest(gpus), b"key")
     collateral = {**amd.files, "crl": amd.authority.revoked(0, [], TODAY)}
     return HardwareEvidence(
         "sev-snp", amd.report({0x50: data}), collateral, "milkglass", SPKI, NONCE, gpus,

@@ -274,8 +274,8 @@ def test_of_gpus_beside_software_the_hardware_proves_no_claim() -> None:
     )
     found = judge(parse((text + '[accept]\nrelayable-gpu = "known"\n').encode(), "p", Policy), machine, [gpu])
     assert found.holds and not found.attested
-    assert any("a HOPPER GPU" in line for line in found.lines())
-    assert [claim.source for claim in gpu.claims if "HOPPER" in claim.text] == ["operator states"], "nothing signs it"
+    assert any("(HOPPER)" in line for line in found.lines())
+    assert [claim.source for claim in gpu.claims if "HOPPER" in claim.text] == ["vendor states"]
     assert "hardware proves" not in "\n".join(found.lines()) + str(found.to_json()["claims"])
     assert found.to_json()["ear.status"] != "affirming"
 

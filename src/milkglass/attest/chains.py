@@ -46,11 +46,6 @@ def certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
     return chain
 
 
-def shown(text: object) -> str:
-    """Returns the beginning of a text that nobody signed, for a message."""
-    return repr(str(text)[:40])
-
-
 def spki_of(certificate: x509.Certificate) -> bytes:
     """Returns SHA-256 of a certificate's public key."""
     key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

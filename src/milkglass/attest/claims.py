@@ -109,7 +109,7 @@ class VerifiedGpu:
     """A GPU's evidence whose signature and certificates are good.
 
     Attributes:
-        architecture: such as "HOPPER", as the server states it.
+        architecture: such as "HOPPER", as NVIDIA certified it.
         device: SHA-256 of the public key of its attestation certificate, in hex.
         nonce: 32 bytes to which it answered.
         driver, vbios: versions.

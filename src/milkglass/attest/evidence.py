@@ -1,7 +1,7 @@
 """Evidence as it is recorded and exchanged: one JSON document with all that a verifier needs, but the time.
 
     {"milkglass_evidence": 1, "kind": "sev-snp", "evidence": BASE64, "collateral": {NAME: BASE64}, "form": "milkglass",
-     "spki": HEX, "nonce": HEX, "gpus": [{"arch": ..., "evidence": BASE64, "certificate": BASE64}],
+     "spki": HEX, "nonce": HEX, "gpus": [{"evidence": BASE64, "certificate": BASE64}],
      "references": [BASE64], "gpu_revocation": [BASE64], "sealing": BASE64, "keyset": BASE64, "host": NAME,
      "recorded": "2026-11-26T12:00:00Z"}
 
@@ -50,7 +50,7 @@ class HardwareEvidence:
         form: how the report data are made. "none": nothing binds the evidence to a connection.
         spki: SHA-256 of the public key of the server's certificate; empty if the form has none.
         nonce: of the client; empty if the form has none.
-        gpus: evidence, certificates and architecture of each.
+        gpus: evidence and certificates of each.
         references: manifests of reference values.
         gpu_revocation: NVIDIA's lists and answers on revoked keys.
         sealing: the key to which files are sealed (sealing.py); empty if the server takes none.
@@ -65,7 +65,7 @@ class HardwareEvidence:
     form: Form = "none"
     spki: bytes = b""
     nonce: bytes = b""
-    gpus: tuple[tuple[bytes, bytes, str], ...] = ()
+    gpus: tuple[tuple[bytes, bytes], ...] = ()
     references: tuple[bytes, ...] = ()
     gpu_revocation: tuple[bytes, ...] = ()
     sealing: bytes = b""
@@ -101,7 +101,7 @@ class HardwareEvidence:
 
     def document(self) -> bytes:
         """Returns the evidence as a document."""
-        gpus = [{"arch": arch, "evidence": _text(raw), "certificate": _text(pem)} for raw, pem, arch in self.gpus]
+        gpus = [{"evidence": _text(raw), "certificate": _text(pem)} for raw, pem in self.gpus]
         return json.dumps({
             "milkglass_evidence": 1, "kind": self.kind, "evidence": _text(self.raw), "form": self.form,
             "collateral": {name: _text(value) for name, value in self.collateral.items()},
@@ -168,8 +168,8 @@ def verify(
             raise AttestationError("kind", f"the evidence says {evidence.kind}, and the quote is of {machine.kind}")
     expected = gpu_nonce(key, requested_nonce) if evidence.form == "milkglass" else None
     gpus = [
-        nvidia.verify(raw, pem, arch, expected, evidence.references, evidence.gpu_revocation, now)
-        for raw, pem, arch in evidence.gpus
+        nvidia.verify(raw, pem, expected, evidence.references, evidence.gpu_revocation, now)
+        for raw, pem in evidence.gpus
     ]
     nvidia.require_distinct(gpus)
     return machine, gpus, _binding(evidence, machine, key, requested_nonce, live, now)
@@ -181,7 +181,7 @@ def _require_form(evidence: HardwareEvidence) -> None:
         raise AttestationError("kind", "the software stand-in answers in our own form alone")
     if evidence.form in ("tinfoil", "aci") and (evidence.gpus or evidence.sealing):
         raise AttestationError("binding", f"the form {evidence.form} binds no GPUs and no sealing key")
-    if len({raw for raw, _, _ in evidence.gpus}) < len(evidence.gpus):
+    if len({raw for raw, _ in evidence.gpus}) < len(evidence.gpus):
         raise AttestationError("gpu", "one GPU's evidence is given twice")
     if evidence.form == "none" and evidence.sealing:
         raise AttestationError("binding", "nothing binds the sealing key")
@@ -198,7 +198,7 @@ def _binding(
         else unchecked("fresh", "the nonce is the recording's: only who made it knows whether it was new")
     )
     if evidence.form == "milkglass":
-        digest = nvidia.digest([(raw, pem) for raw, pem, _ in evidence.gpus])
+        digest = nvidia.digest(evidence.gpus)
         if len(spki) != 32 or len(nonce) != NONCE:
             raise AttestationError("binding", "the evidence names no key or no nonce")
         if not hmac.compare_digest(machine.report_data, report_data(spki, nonce, digest, evidence.sealing)):

@@ -24,11 +24,10 @@ from cryptography.x509 import ocsp
 from milkglass.attest import rim, sev_snp
 from milkglass.attest.chains import certificates
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.nvidia import AUTHORITY, DRIVER, Measurements
+from milkglass.attest.nvidia import AUTHORITY, DRIVER, Measurements, chip_of
 from milkglass.errors import AttestationError, Unreachable
 
 MAX_FILE, SECONDS = 4 << 20, 60.0
-CHIPS = {"HOPPER": "GH100", "BLACKWELL": "GB100"}
 PROJECT, PROJECT_SKU, CHIP_SKU = 17, 18, 15  # types of a GPU's opaque data, which name its VBIOS's manifest
 # CPUID family and model of a report of version 3 or later
 PRODUCTS = {
@@ -68,13 +67,17 @@ def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
     return {"key.der": f"{root}/{chip.hex()}?{query}", "chain.pem": f"{root}/cert_chain", "crl.der": f"{root}/crl"}
 
 
-def manifest_names(raw: bytes, architecture: str) -> dict[str, str]:
-    """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file."""
+def manifest_names(raw: bytes, chip: str) -> dict[str, str]:
+    """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file.
+
+    Args:
+        chip: such as "GH100".
+    """
     measurements = Measurements.parse(raw)
     parts = [measurements.text(field_type) for field_type in (PROJECT, PROJECT_SKU, CHIP_SKU)]
     vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
     return {
-        "rim-driver": f"NV_GPU_DRIVER_{CHIPS[architecture]}_{measurements.text(DRIVER)}",
+        "rim-driver": f"NV_GPU_DRIVER_{chip}_{measurements.text(DRIVER)}",
         "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
     }
 
@@ -107,10 +110,10 @@ async def fetch(evidence: HardwareEvidence, product: str | None, services: Servi
                 files[name] = await _download(client, services.amd + path)
         elif evidence.kind in ("tdx", "sgx"):
             files["intel.json"] = await _intel_collateral(evidence.raw)
-        for number, (raw, pem, architecture) in enumerate(evidence.gpus):
-            asked = certificates(pem, "a GPU's chain")[AUTHORITY:]
-            signed_by = [("", asked)]
-            for file, name in manifest_names(raw, architecture).items():
+        for number, (raw, pem) in enumerate(evidence.gpus):
+            chain_of_gpu = certificates(pem, "a GPU's chain")
+            signed_by = [("", chain_of_gpu[AUTHORITY:])]
+            for file, name in manifest_names(raw, chip_of(chain_of_gpu)).items():
                 answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 manifest = files[f"{file}-{number}.xml"] = _manifest(answer)
                 signed_by.append((f"{file}-", rim.signers(manifest)))

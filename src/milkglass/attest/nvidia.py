@@ -7,8 +7,10 @@
     block         index, kind 1, u16 size, type, u16 size, value
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
-The chain of certificates must end at NVIDIA's root, and the leaf names the firmware that holds its key, as the answer
-does. Reference values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf,
+The chain of certificates must end at NVIDIA's root. Below the root and one authority of NVIDIA's stands the one that
+certified this chip, whose name tells a GPU from a switch and one architecture from another: the labels that NVIDIA's
+tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer does. Reference
+values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf,
 which the GPU's firmware makes for itself, and about the signers of reference values.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +26,10 @@ from datetime import datetime
 from typing import Any, Self
 
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from milkglass.attest import rim
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown, spki_of
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_of
 from milkglass.attest.claims import Claim, VerifiedGpu, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
@@ -34,8 +38,10 @@ REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
 GET_MEASUREMENTS, MEASUREMENTS, SPDM = 0xE0, 0x60, 0x11
 MAX_EVIDENCE, MAX_GPUS = 64 << 10, 64
 DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
-DICE = x509.ObjectIdentifier("2.23.133.5.4.1")  # TCG: the identity of the firmware that holds the leaf's key
-ARCHITECTURES = ("HOPPER", "BLACKWELL")
+# TCG: the identity of the firmware that holds the leaf's key, as Hopper's and as Blackwell's certificates give it
+DICE = (x509.ObjectIdentifier("2.23.133.5.4.1"), x509.ObjectIdentifier("2.23.133.5.4.1.1"))
+ARCHITECTURES = {"GH100": "HOPPER", "GB100": "BLACKWELL"}  # by chip
+CHIP_AUTHORITY = re.compile(r"NVIDIA (\w+) Provisioner ICA \d+")
 MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
 AUTHORITY = 1  # in a chain: the first certificate that NVIDIA's service for revocation knows
 LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
@@ -119,29 +125,27 @@ def _fields(raw: bytes) -> dict[int, bytes]:
     return fields
 
 
-def decoded(entry: Mapping[str, Any]) -> tuple[bytes, bytes, str]:
-    """Returns evidence, certificates and architecture of an entry as NVIDIA's tools write it. Raises AttestationError.
+def decoded(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Returns evidence and certificates of an entry as NVIDIA's tools write it. Raises AttestationError.
 
     Args:
-        entry: "evidence" and "certificate" in base64, and "arch".
+        entry: "evidence" and "certificate" in base64.
     """
     try:
         raw, pem = (base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate"))
     except (KeyError, ValueError) as error:
         raise AttestationError("evidence", f"a GPU's evidence is not as expected ({type(error).__name__})") from None
-    return raw, pem, str(entry.get("arch", ""))
+    return raw, pem
 
 
 def verify(
-    raw: bytes, pem: bytes, architecture: str, nonce: bytes | None, references: Sequence[bytes],
-    lists: Sequence[bytes], now: datetime,
+    raw: bytes, pem: bytes, nonce: bytes | None, references: Sequence[bytes], lists: Sequence[bytes], now: datetime,
 ) -> VerifiedGpu:  # fmt: skip
     """Verifies a GPU's evidence.
 
     Args:
         raw: the request and the answer.
         pem: its certificates, leaf first.
-        architecture: as stated beside it.
         nonce: what it must have answered to. None: anything, and the caller says that it is not fresh.
         references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
         lists: revocation lists, or answers of OCSP.
@@ -151,10 +155,12 @@ def verify(
         AttestationError: with the first fault.
     """
     measurements = Measurements.parse(raw)
-    if architecture not in ARCHITECTURES:
-        raise AttestationError("architecture", f"{shown(architecture)} is none of {', '.join(ARCHITECTURES)}")
     chain = certificates(pem, "a GPU's chain")
     require_chain(chain, ROOT, now, "a GPU")
+    chip = chip_of(chain)
+    if chip not in ARCHITECTURES:
+        allowed = ", ".join(ARCHITECTURES)
+        raise AttestationError("architecture", f"NVIDIA certified a device as {chip}, which is none of {allowed}")
     leaf = chain[0]
     r, s = (int.from_bytes(measurements.signature[at : at + 48], "big") for at in (0, 48))
     require_signed(leaf.public_key(), r, s, measurements.signed, "a GPU's evidence")
@@ -162,15 +168,16 @@ def verify(
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
     current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY)
-    device, driver, vbios = spki_of(leaf).hex(), measurements.text(DRIVER), measurements.vbios
+    architecture, device = ARCHITECTURES[chip], spki_of(leaf).hex()
+    driver, vbios = measurements.text(DRIVER), measurements.vbios
     lines = [
         proven("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
-        Claim("architecture", "none", "operator states", f"it is a {architecture} GPU: nothing signed is read for it"),
+        Claim("architecture", "affirming", "vendor states", f"NVIDIA certified it as a {chip} ({architecture})"),
         weak(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(measurements, references, lists, now),
+        *_reference_claims(measurements, chip, references, lists, now),
         *_revocation_claims(current),
     ]  # fmt: skip
     mode = _mode(measurements)
@@ -179,6 +186,22 @@ def verify(
     elif mode != "spt":
         lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
     return VerifiedGpu(architecture, device, measurements.nonce, driver, vbios, mode, tuple(lines))
+
+
+def chip_of(chain: Sequence[x509.Certificate]) -> str:
+    """Returns the chip for which NVIDIA's authority certified a device, such as "GH100".
+
+    Args:
+        chain: leaf first. Whoever owns a device may extend its lower end, so that the authority's place is counted
+            from the root.
+
+    Raises:
+        AttestationError: no such authority stands there.
+    """
+    names = chain[-3].subject.get_attributes_for_oid(NameOID.COMMON_NAME) if len(chain) > 3 else []
+    if len(names) == 1 and (match := CHIP_AUTHORITY.fullmatch(str(names[0].value))):
+        return match[1]
+    raise AttestationError("architecture", "a GPU's chain does not name the chip that NVIDIA certified")
 
 
 def _mode(measurements: Measurements) -> str:
@@ -196,16 +219,18 @@ def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> Non
     extensions = [
         extension.value.value
         for extension in leaf.extensions
-        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid == DICE
+        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid in DICE
     ]
-    if any(stated) and extensions and not extensions[0].endswith(stated):
+    if any(stated) and extensions and stated not in extensions[0]:
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
 
 def _reference_claims(
-    measurements: Measurements, references: Sequence[bytes], lists: Sequence[bytes], now: datetime
+    measurements: Measurements, chip: str, references: Sequence[bytes], lists: Sequence[bytes], now: datetime
 ) -> list[Claim]:
-    """Compares the measurements with the references of its driver and its VBIOS. Those of other versions are left out.
+    """Compares the measurements with the references of its driver and its VBIOS.
+
+    References of other chips and versions are left out.
 
     All of one version count, but those that have expired, if another one has not.
     """
@@ -213,9 +238,9 @@ def _reference_claims(
     lines, expired = dict[str, Claim](), dict[str, AttestationError]()
     all_checked = True
     for raw in references:
-        stated = rim.stated_version(raw)
-        part = next((name for name, version in versions.items() if version and version == stated), None)
-        if part is None:
+        stated_chip, stated_version = rim.stated(raw)
+        part = next((name for name, version in versions.items() if version and version == stated_version), None)
+        if part is None or stated_chip != chip:
             continue
         try:
             reference = rim.read(raw, now, lists)

@@ -43,10 +43,10 @@ class Reference:
     revocation_checked: bool = False
 
 
-def stated_version(raw: bytes) -> str:
-    """Returns the version that a manifest states, of which nothing is verified. Raises AttestationError."""
+def stated(raw: bytes) -> tuple[str, str]:
+    """Returns chip and version of a manifest, of which nothing is verified. Raises AttestationError."""
     meta = _parse(raw).find(f"{SWID}Meta")
-    return "" if meta is None else str(meta.get("colloquialVersion", ""))
+    return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 
 
 def read(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Reference:

@@ -19,7 +19,7 @@ from typing import Self
 
 from cryptography import x509
 
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, shown
+from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed
 from milkglass.attest.claims import FORGEABLE, Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
 
@@ -184,7 +184,7 @@ def _chain(leaf: x509.Certificate, certificates: list[x509.Certificate]) -> tupl
     names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     product = str(names[0]).removeprefix("ARK-") if names else ""
     if product not in ROOTS:
-        raise AttestationError("root", f"the root {shown(product)} is none of AMD's: {', '.join(ROOTS)}")
+        raise AttestationError("root", f"the root {product[:40]!r} is none of AMD's: {', '.join(ROOTS)}")
     return [leaf, issuer, root], product
 
 

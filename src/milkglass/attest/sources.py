@@ -38,14 +38,13 @@ CERTIFICATE_NAMES = {
     uuid.UUID("c0b406a4-a803-4952-9743-3fb6014cd0ae"): "ark",
     uuid.UUID("92f81bc3-5811-4d3d-97ff-d19f88dc67ea"): "crl",
 }
-NVIDIA_ARCHITECTURES = {9: "HOPPER", 10: "BLACKWELL"}  # NVML's numbers
 # Files of a collateral folder: their names begin with these
 REFERENCE, GPU_REVOCATION = "rim", "gpu-"
 MAX_COLLATERAL_FILE = 4 << 20
 
 
 Collateral = Callable[[], Mapping[str, bytes]]
-GpuEvidence = tuple[bytes, bytes, str]  # evidence, certificates and architecture of a GPU
+GpuEvidence = tuple[bytes, bytes]  # evidence and certificates of a GPU
 
 
 class Hardware(Protocol):
@@ -169,8 +168,7 @@ def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
     chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
     raw = _filled(report.attestationReport, report.attestationReportSize, f"report of GPU {number}")
     pem = _filled(chain.attestationCertChain, chain.attestationCertChainSize, f"certificates of GPU {number}")
-    architecture = library.nvmlDeviceGetArchitecture(handle)
-    return raw, pem, NVIDIA_ARCHITECTURES.get(architecture, str(architecture))
+    return raw, pem
 
 
 def _filled(buffer: Any, size: int, name: str) -> bytes:
@@ -199,7 +197,7 @@ class EvidenceSource:
     def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
         """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
         gpus = [] if self.gpus is None else self.gpus(gpu_nonce(spki, nonce))
-        signed_data = report_data(spki, nonce, digest([(raw, pem) for raw, pem, _ in gpus]), self.sealing_key)
+        signed_data = report_data(spki, nonce, digest(gpus), self.sealing_key)
         kind, raw, collateral = self.hardware.report(signed_data)
         evidence = HardwareEvidence(
             kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing_key
