@@ -194,14 +194,15 @@ class EnclaveError(MilkglassError):
 class AttestationError(MilkglassError):
     """Evidence of confidential hardware is damaged, forged or expired, or a policy does not allow what it shows.
 
-    `reason` is the short name of the refusal, such as "signature" or "debug".
+    `reason` is the short name of the refusal, such as "signature" or "debug". The message may quote what a server sent:
+    what no terminal should be given is replaced in it.
     """
 
     exit_code = 8
     status = 502
 
     def __init__(self, reason: str, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+        super().__init__("".join(c if c.isprintable() else "\ufffd" for c in message), hint)
         self.reason = reason
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
 
 from milkglass.attest import chains, channel, evidence, intel, nvidia, rim, sev_snp, sources
 from milkglass.attest.claims import Claim, VerifiedGpu, VerifiedMachine
@@ -26,7 +29,7 @@ from tests.attest import intel_forger as forger
 from tests.attest import samples
 from tests.attest.authority import UNKNOWN, Authority
 from tests.attest.intel_forger import Collateral, Quote
-from tests.attest.makers import Amd, Makers, Nvidia, rim_answer
+from tests.attest.makers import PLATFORM, Amd, Makers, Nvidia, rim_answer
 from tests.attest.samples import GPUS, SAMPLES, TODAY, content, day
 
 NOW = forger.NOW
@@ -66,6 +69,13 @@ def test_a_list_that_revokes_counts_whoever_hands_over_an_older_one(monkeypatch:
     assert reason(lambda: sev_snp.verify(amd.report(), {**amd.files, **found}, TODAY)) == "revoked", "a copy elsewhere"
     later = TODAY + timedelta(days=40)
     assert reason(lambda: sev_snp.verify(amd.report(), {**amd.files, "crl": new}, later)) == "revoked", "for good"
+
+
+@pytest.mark.parametrize(("bits", "on"), [(0x20, False), (0x21, True)])
+def test_hyperthreads_are_said_of_amds_processors(bits: int, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    amd = Amd.make().trusted(monkeypatch)
+    found = sev_snp.verify(amd.report({PLATFORM: bytes([bits])}), amd.files, TODAY)
+    assert any(claim.name == "smt" and claim.state == "warning" for claim in found.claims) == on
 
 
 def test_amds_one_list_decides_about_the_authority_and_the_verdict_says_that_there_is_none_about_the_key(
@@ -294,6 +304,20 @@ def test_an_answers_signer_may_answer_and_is_itself_valid() -> None:
 def test_lists_without_number_are_refused() -> None:
     who = Authority.make("root", "middle", "leaf")
     assert reason(lambda: chains.require_not_revoked(who.chain, [b""] * 513, TODAY, "it")) == "size"
+
+
+def test_an_answer_about_another_authoritys_certificate_of_the_same_number_is_no_word() -> None:
+    who, when = Authority.make("root", "middle", "leaf"), TODAY.replace(tzinfo=None)
+
+    def answer(issuer: x509.Certificate) -> bytes:
+        builder = ocsp.OCSPResponseBuilder().add_response(
+            who.chain[0], issuer, SHA256(), ocsp.OCSPCertStatus.GOOD, when, when + timedelta(days=1), None, None
+        ).responder_id(ocsp.OCSPResponderEncoding.NAME, who.chain[1])  # fmt: skip
+        return builder.sign(who.keys[1], SHA256()).public_bytes(Encoding.DER)
+
+    rest = who.status(0, TODAY)
+    assert chains.require_not_revoked(who.chain, [rest, answer(who.chain[1])], TODAY, "it")
+    assert not chains.require_not_revoked(who.chain, [rest, answer(who.chain[2])], TODAY, "it")
 
 
 @pytest.mark.parametrize("name", [name for name, one in GPUS.items() if not one.reason and not one.references])

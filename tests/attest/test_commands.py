@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,42 @@ def test_a_time_at_which_no_evidence_can_be_judged_is_refused(time: str, tmp_pat
         path.write_bytes(sample.document())
         found = call("attest", "--replay", path, "--at", time)
         refused(found, AttestationError.exit_code, "1970")
+
+
+def replay(path: Path, document: bytes, policy: str) -> str:
+    """What a replay says by a policy."""
+    path.write_bytes(document)
+    rules = path.with_suffix(".toml")
+    rules.write_text(policy)
+    found = call("attest", "--replay", path, "--policy", rules, "--at", "2025-06-25")
+    assert found.exit_code == AttestationError.exit_code
+    return " ".join(found.output.split())
+
+
+def test_a_recording_is_judged_in_the_form_that_the_policy_asks_for(tmp_path: Path) -> None:
+    head = 'version = 1\nserver = "https://gpu.example"\n[tdx]\n'
+    said = "the evidence has the form 'none', and 'milkglass' is asked for"
+    assert said in replay(tmp_path / "a.json", TDX.document(), head)
+    accepting = replay(tmp_path / "b.json", TDX.document(), head + '[accept]\nunbound = "a trial"\n')
+    assert said not in accepting and "no image of the policy" in accepting
+
+
+def test_a_recorded_keyset_is_read_for_the_server_of_the_policy(tmp_path: Path) -> None:
+    key = bytes(32)
+    entry = {"domain": "other.example", "spki_sha256": key.hex()}
+    keyset = json.dumps({"not_after": 1_751_000_000, "tls_public_keys": [entry]}, separators=(",", ":")).encode()
+    recording = replace(TDX, form="aci", spki=key, nonce=bytes(32), keyset=keyset, host="other.example")
+    head = 'version = 1\nserver = "https://gpu.example"\nevidence = "aci"\n[tdx]\n'
+    found = replay(tmp_path / "a.json", recording.document(), head)
+    assert "does not list the connection's key for gpu.example" in found
+    other = replay(tmp_path / "b.json", recording.document(), head.replace("gpu.", "other."))
+    assert "did not sign a keyset" in other, "listed for that name; the quote is another one's"
+
+
+def test_a_recording_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(TDX.document().replace(b'"recorded": ""', b'"recorded": "\\u001b[2J\\u001b]0;x\\u0007"'))
+    found = call("attest", "--replay", path)
+    assert found.exit_code == AttestationError.exit_code and "is no time" in found.output
+    error = AttestationError("quote", "it says \x1b[2J \u202e and \x07")
+    assert not {"\x1b", "\x07", "\u202e"} & {*found.output, *error.message}

@@ -85,6 +85,19 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
     assert {"gpu-rim-driver-0-0.der", "gpu-rim-driver-0-2.der"} <= found.keys()
 
 
+def test_a_service_that_answers_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "MAX_FILE", 1000)
+
+    async def work(size: int) -> dict[str, bytes]:
+        async with Makers({"/vcek": (200, bytes(size))}).running() as services:
+            return await fetch.fetch(SAMPLES["Genoa"].evidence, None, services)
+
+    assert len(asyncio.run(work(1000))["key.der"]) == 1000
+    with pytest.raises(AttestationError, match="more than 1,000 bytes") as refused:
+        asyncio.run(work(1001))
+    assert refused.value.reason == "size"
+
+
 def test_a_service_that_limits_requests_is_said() -> None:
     async def work() -> None:
         async with Makers({"/vcek": (429, b"")}).running() as services:

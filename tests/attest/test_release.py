@@ -110,7 +110,7 @@ def test_a_server_does_not_choose_the_form_by_which_it_is_judged(command_name: s
         policy = policy_of(tmp_path, port)
         words = ("--policy", policy, "--certificate", authority.file)
         found = call("attest", command_name, f"https://localhost:{port}", *words)
-        assert found.exit_code == 8 and form in found.output and "was asked for" in " ".join(found.output.split())
+        assert found.exit_code == 8 and form in found.output and "is asked for" in " ".join(found.output.split())
     assert not list(tmp_path.glob("*.lock"))
 
 

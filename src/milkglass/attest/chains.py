@@ -192,7 +192,7 @@ def _answer_says_revoked(
     """
     if response.response_status != ocsp.OCSPResponseStatus.SUCCESSFUL:
         return None
-    answers = [answer for answer in response.responses if answer.serial_number == certificate.serial_number]
+    answers = [answer for answer in response.responses if _is_about(answer, certificate, issuer)]
     if not answers or not any(_has_signed(signer, response) for signer in _signers(response, issuer, now)):
         return None
     known = [answer for answer in answers if now >= answer.this_update_utc]
@@ -201,6 +201,14 @@ def _answer_says_revoked(
     current = [answer for answer in known if now <= (answer.next_update_utc or answer.this_update_utc + WITHOUT_END)]
     is_good = any(answer.certificate_status == ocsp.OCSPCertStatus.GOOD for answer in current)
     return False if is_good else None
+
+
+def _is_about(answer: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Returns whether an answer names a certificate by its number, its issuer's name and its issuer's key."""
+    asked = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, answer.hash_algorithm).build()
+    return (answer.serial_number, answer.issuer_name_hash, answer.issuer_key_hash) == (
+        asked.serial_number, asked.issuer_name_hash, asked.issuer_key_hash
+    )  # fmt: skip
 
 
 def _signers(response: ocsp.OCSPResponse, issuer: x509.Certificate, now: datetime) -> list[x509.Certificate]:

@@ -94,7 +94,7 @@ class HardwareEvidence:
                 tuple(nvidia.decoded(gpu) for gpu in lists["gpus"]),
                 tuple(map(_bytes, lists["references"])), tuple(map(_bytes, lists["gpu_revocation"])),
                 _bytes(raw.get("sealing", "")), _bytes(raw.get("keyset", "")),
-                str(raw.get("host", "")), str(raw.get("recorded", "")),
+                str(raw.get("host", "")), _time_text(raw.get("recorded", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise AttestationError("evidence", f"this is no evidence ({type(error).__name__})") from None
@@ -116,6 +116,11 @@ def _bytes(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
         raise AttestationError("evidence", "a part of the evidence is no base64") from None
+
+
+def _time_text(recorded: str) -> str:
+    """Returns when evidence was recorded, as `time_of` reads it. Raises AttestationError."""
+    return recorded and f"{time_of(recorded):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _text(raw: bytes) -> str:

@@ -136,17 +136,21 @@ def _manifest(answer: bytes) -> bytes:
 
 async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:
     headers = {"Content-Type": "application/ocsp-request"} if body is not None else {}
+    service, content = url.split("?")[0], b""
+    method = "GET" if body is None else "POST"
     try:
-        answer = await client.request("GET" if body is None else "POST", url, content=body, headers=headers)
+        async with client.stream(method, url, content=body, headers=headers) as answer:
+            if answer.status_code != 200:
+                is_limited = answer.status_code == 429
+                hint = "AMD limits requests: wait a minute" if is_limited else "is the evidence of real hardware?"
+                raise AttestationError("collateral", f"{service} answers {answer.status_code}", hint)
+            async for piece in answer.aiter_bytes():
+                content += piece
+                if len(content) > MAX_FILE:
+                    raise AttestationError("size", f"{service} answers more than {MAX_FILE:,} bytes")
     except httpx2.TransportError as error:
-        raise Unreachable(f"{url.split('?')[0]} cannot be reached ({type(error).__name__})", "try again") from error
-    if answer.status_code != 200:
-        is_limited = answer.status_code == 429
-        hint = "AMD limits requests: wait a minute" if is_limited else "is the evidence of real hardware?"
-        raise AttestationError("collateral", f"{url.split('?')[0]} answers {answer.status_code}", hint)
-    if len(answer.content) > MAX_FILE:
-        raise AttestationError("size", f"{url.split('?')[0]} answers {len(answer.content):,} bytes")
-    return answer.content
+        raise Unreachable(f"{service} cannot be reached ({type(error).__name__})", "try again") from error
+    return content
 
 
 async def _intel_collateral(quote: bytes) -> bytes:

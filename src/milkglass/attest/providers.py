@@ -120,8 +120,15 @@ def read_evidence(
         AttestationError: it is no evidence, or of another form.
     """
     hardware = PROVIDERS[provider].read(document, spki, nonce, host, now)
-    if hardware.form != provider and not (hardware.form == "none" and accepts_unbound):
-        raise AttestationError(
-            "form", f"the server answered in the form {hardware.form!r}, and {provider!r} was asked for"
-        )
+    require_form(hardware, provider, accepts_unbound)
     return hardware
+
+
+def require_form(hardware: HardwareEvidence, provider: str, accepts_unbound: bool) -> None:
+    """Raises AttestationError for evidence of another form than the provider's.
+
+    Args:
+        accepts_unbound: whether evidence that nothing binds to a connection may be looked at.
+    """
+    if hardware.form != provider and not (hardware.form == "none" and accepts_unbound):
+        raise AttestationError("form", f"the evidence has the form {hardware.form!r}, and {provider!r} is asked for")

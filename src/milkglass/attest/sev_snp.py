@@ -33,7 +33,7 @@ ROOTS = {
     "Turin": "4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08",
 }
 POLICY_DEBUG, POLICY_MIGRATION, POLICY_ALWAYS_SET = 1 << 19, 1 << 18, 1 << 17
-PLATFORM_ALIAS_CHECKED = 1 << 5
+PLATFORM_SMT, PLATFORM_ALIAS_CHECKED = 1 << 0, 1 << 5
 AMD_OID = "1.3.6.1.4.1.3704.1."
 COMPONENT_OF_OID = {
     f"{AMD_OID}3.1": "bootloader",
@@ -233,6 +233,8 @@ def _claims(report: Report, product: str, tcb: Mapping[str, int], list_is_curren
     if report.vmpl:
         text = f"the software that asked runs at privilege level {report.vmpl}, which the measurement need not cover"
         claims.append(weak("level", text, "level"))
+    if report.platform & PLATFORM_SMT:
+        claims.append(Claim("smt", "warning", "hardware proves", "hyperthreads are on: another guest may share a core"))
     if report.platform & PLATFORM_ALIAS_CHECKED:
         claims.append(proven("alias-check", "memory aliases were checked at boot (BadRAM)"))
     else:

@@ -127,7 +127,11 @@ def judge_evidence(
     from milkglass.attest import evidence
     from milkglass.attest.claims import Verdict
     from milkglass.attest.policy import judge, read_lock
+    from milkglass.attest.providers import require_form
 
+    if rules is not None:
+        require_form(hardware, rules.evidence, "unbound" in rules.accept)
+        hardware = replace(hardware, host=urlsplit(rules.server).hostname or "")
     machine, gpus, bound = evidence.verify(hardware, now, None if nonce is None else hardware.spki, nonce)
     if rules is not None:
         return judge(rules, machine, gpus, bound, {} if path is None else read_lock(path))
