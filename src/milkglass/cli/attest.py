@@ -109,10 +109,7 @@ def refusal(error: AttestationError) -> Verdict:
     """Returns the verdict on evidence that does not verify."""
     from milkglass.attest.claims import Verdict
 
-    if error.reason in ("collateral", "expired", "size"):  # perhaps a fault of the client's files or clock
-        text = f"{error.message}; nothing could be verified"
-    else:
-        text = f"{error.message}; nothing in this evidence counts: it was altered, is broken, or is not genuine"
+    text = f"{error.message}; nothing in this evidence counts"
     return Verdict((), {error.reason: f"{text} ({error.hint})" if error.hint else text})
 
 
