@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from milkglass.experiments.runs import write_spec
+from milkglass.experiments.runs import run_job, write_spec
+from milkglass.progress import no_log
 from milkglass.server.spec import Hyperparameters
 from tests import tiny, warm
 from tests.server.kit import rows_file, until
@@ -61,3 +62,17 @@ def test_a_worker_ends_with_its_recipe_and_keeps_its_steps(tmp_path: Path) -> No
         process.stdout.close()  # type: ignore[union-attr]
     assert list((job / "checkpoints").glob("checkpoint-*/*")), "it goes on from here"
     assert not (job / "status.json").exists()
+
+
+def test_a_finished_training_keeps_its_result_alone(tmp_path: Path) -> None:
+    model, job = tiny.save("bert", tmp_path / "model"), tmp_path / "job"
+    job.mkdir()
+    (job / "train.safetensors").write_bytes(rows_file([[i + 1, 5, 6] for i in range(16)], [i % 2 for i in range(16)]))
+    write_spec(
+        job, model, Hyperparameters(task="classification", num_labels=2, max_steps=3, batch_size=4), 1, ["train"]
+    )
+    assert run_job(job, no_log).state == "succeeded"
+    assert (job / "result" / "model.safetensors").is_file() and (job / "status.json").is_file()
+    assert not (job / "checkpoints").exists() and not list(job.rglob("optimizer.pt"))
+    before = sorted(job.rglob("*"))
+    assert run_job(job, no_log).state == "succeeded" and sorted(job.rglob("*")) == before, "nothing is trained again"

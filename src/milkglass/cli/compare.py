@@ -99,6 +99,8 @@ def compare(
     from milkglass.compare.run import compare as run_ways
     from milkglass.compare.ways import ComparisonSettings, chosen_ways
     from milkglass.rows.examples import Summary, read_texts
+    from milkglass.server.jobs.needs import as_size
+    from milkglass.server.settings import bytes_on_disk
     from milkglass.server.spec import hyperparameters_of
     from milkglass.system import cores
     from milkglass.threat.budget import Budget
@@ -164,3 +166,5 @@ def compare(
     )
     if not as_json and (words := next_line(result)):
         note(words)
+    size = as_size(bytes_on_disk(out / "cells"))
+    note(f"{out / 'cells'} has {size} of trained models to go on from; the page and the kept model do without")

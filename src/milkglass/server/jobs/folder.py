@@ -8,6 +8,7 @@ training end at the weights of an uninterrupted run. One without that state is u
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from milkglass.server.spec import COMPLETE, SHORT, Event
+from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Event
 
 EVENTS_FILE = "events.jsonl"
 PROGRESS_FIELDS = ("step", "total_steps", "loss")
 TAIL_BYTES = 1 << 16  # bytes
+TEMPORARY = ("result.partial", RESERVE, "checkpoints")  # what a job writes only to go on from
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
@@ -125,6 +127,17 @@ def checkpoint_to_resume(job: Path) -> Path | None:
     return max(
         usable_checkpoints(job), key=lambda folder: ((folder / COMPLETE).is_file(), step_of(folder)), default=None
     )
+
+
+def drop_temporary(job: Path, resumable: bool = False) -> None:
+    """Removes what only a running job needs: checkpoints take up to three times a model's size.
+
+    Args:
+        resumable: whether checkpoints stay.
+    """
+    (job / RESERVE).unlink(missing_ok=True)
+    for name in ("result.partial", *(() if resumable else ("checkpoints",))):
+        shutil.rmtree(job / name, ignore_errors=True)
 
 
 def step_to_resume(job: Path) -> int:
