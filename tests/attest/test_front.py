@@ -765,3 +765,35 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"
     empty = certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
     assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
+
+
+@pytest.mark.parametrize("quiet", [b"", b"slots"])
+def test_an_answer_whose_first_part_is_never_read_gives_its_connection_back(
+    quiet: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client leaves when the headers are on their way: nothing began to read the engine's body."""
+    monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        headers = [(QUIET_HEADER.lower().encode(), quiet)] if quiet else []
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
+                 "query_string": b"", "client": ("127.0.0.1", 1), "server": None, "scheme": "https"}  # fmt: skip
+        async with app.router.lifespan_context(app):
+            for _ in range(2):
+                begun, got = asyncio.Event(), [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+                async def receive() -> Any:
+                    if got:
+                        return got.pop()
+                    await begun.wait()
+                    return {"type": "http.disconnect"}
+
+                async def send(message: Any) -> None:
+                    begun.set()
+                    await asyncio.Event().wait()
+
+                await asyncio.wait_for(app(scope, receive, send), 5)
+
+    with serving(ENGINE) as port:
+        asyncio.run(work(port))

@@ -21,7 +21,7 @@ from cryptography import x509
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -135,12 +135,9 @@ class Front:
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
         headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
-        if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
-            parts = passthrough.slots(answer.aiter_raw())
-            return StreamingResponse(passthrough.closing(parts, answer), answer.status_code, headers)
-        if quiet is not None:
-            return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)
-        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, headers)
+        if quiet is None or (quiet == "slots" and EVENTS_TYPE in headers.get("content-type", "")):
+            return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
+        return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)
 
 
 class EvidenceBudget:

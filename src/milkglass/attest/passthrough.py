@@ -9,7 +9,7 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Literal, get_args
 
 import httpx2
@@ -17,12 +17,13 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.server.http.errors import REASONS, Refused
+from milkglass.server.http.routing import unless_gone
 from milkglass.server.settings import error_for_caller
 
 Quiet = Literal["whole", "slots"]
@@ -124,23 +125,49 @@ def quiet_of(header: str | None) -> Quiet | None:
     return header  # type: ignore[return-value]
 
 
-async def closing(parts: AsyncIterator[bytes], answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yields the parts of an answer, and closes it at their end or when they are not read on."""
+class HandedOn(StreamingResponse):
+    """An answer that is handed on as it comes, or in slots.
+
+    However this ends, and even before the first part was read, its connection is free afterwards.
+    """
+
+    def __init__(self, answer: httpx2.Response, headers: Mapping[str, str], in_slots: bool = False) -> None:
+        self._answer, self._parts = answer, parts_of(answer)
+        if in_slots:
+            self._parts = slots(self._parts)
+        super().__init__(self._parts, answer.status_code, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
+        finally:
+            await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._parts.aclose()
+        finally:
+            await self._answer.aclose()
+
+
+async def parts_of(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Yields the parts of an answer. Raises Unreachable if it breaks off."""
     try:
-        async for part in parts:
+        async for part in answer.aiter_raw():
             yield part
     except httpx2.TransportError as error:
         raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
-    finally:
-        await asyncio.shield(answer.aclose())
 
 
 async def whole(answer: httpx2.Response) -> bytes:
     """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off."""
-    return b"".join([part async for part in closing(answer.aiter_raw(), answer)])
+    try:
+        return b"".join([part async for part in parts_of(answer)])
+    finally:
+        await asyncio.shield(answer.aclose())
 
 
-async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yields pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
 
     An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
@@ -171,6 +198,7 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         await task
     finally:
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # it no longer reads when the answer is closed
 
 
 def filler(size: int) -> bytes:
