@@ -28,9 +28,11 @@ from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
 from milkglass.attest.providers import PATH, read_evidence
 from milkglass.attest.sources import EvidenceSource, Software
-from milkglass.errors import AttestationError, Unreachable
+from milkglass.errors import AttestationError, Busy, Unreachable
+from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
 from tests.attest import intel_forger
+from tests.attest.programs import leave
 
 SECRET = b"the patient's name is Keller"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SECRET.decode()}]}).encode()
@@ -88,6 +90,7 @@ class Server:
     Attributes:
         pairs: certificates and keys; each connection takes the next one, and once none is left the last.
         in_turn: whether they begin again instead, as servers behind one address do.
+        silent: whether nothing but evidence is answered.
         evidence: what it answers to a nonce.
         of_key: the bytes that each key received.
     """
@@ -95,6 +98,7 @@ class Server:
     pairs: list[tuple[Path, Path]]
     evidence: Answer
     in_turn: bool = False
+    silent: bool = False
     received: bytearray = field(default_factory=bytearray)
     of_key: dict[bytes, int] = field(default_factory=dict)
     asked: int = 0
@@ -151,6 +155,8 @@ class Server:
                     self.received += head + await reader.readexactly(int(lengths[0]) if lengths else 0)
                     self.of_key[spki] = self.of_key.get(spki, 0) + len(head)
                     answer = b'{"ok": true}'
+                    if self.silent:
+                        await asyncio.Event().wait()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
@@ -190,10 +196,12 @@ class Client:
 
 
 @asynccontextmanager
-async def client(authority: Authority, port: int, lease: str = "15m") -> AsyncIterator[Client]:
+async def client(
+    authority: Authority, port: int, lease: str = "15m", silence: float = connections.SILENCE_SECONDS
+) -> AsyncIterator[Client]:
     policy, verdicts, now, wall = policy_for(port, lease), list[Verdict](), [0.0], [1_000.0]
     leases = Leases(policy.lease_seconds, lambda: now[0], lambda: wall[0] + now[0])
-    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases)
+    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases, silence)
     try:
         yield Client(channel, verdicts, now, wall)
     finally:
@@ -412,7 +420,7 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
     async def work() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        transport = connections.SeparateConnections(5)
+        transport = connections.SeparateConnections(5, None, 30.0)
         async with server:
             client = httpx2.AsyncClient(transport=transport, timeout=30)
             for _ in range(3):
@@ -430,6 +438,63 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
             for writer in writers:
                 writer.close()
                 await writer.wait_closed()
+
+    asyncio.run(work())
+
+
+def test_a_silent_server_holds_no_connection_for_longer_than_a_limit(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest, silent=True).running() as server,
+            client(authority, server.port, silence=0.2) as one,
+        ):
+            for _ in range(2):
+                with pytest.raises(Unreachable, match=r"silent for 0\.2 s"):
+                    await asyncio.wait_for(one.ask(), 5)
+            server.silent = False
+            assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
+
+    asyncio.run(work())
+
+
+def test_a_caller_that_leaves_a_silent_server_gives_its_connection_back_at_once(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest, silent=True).running() as server,
+            client(authority, server.port) as one,
+        ):
+            app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+            await leave(app, "/v1/chat/completions", lambda: bool(server.received))
+            server.silent = False
+            assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
+
+    asyncio.run(work())
+
+
+def test_who_waits_for_a_free_connection_is_refused_after_a_limit() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        transport = connections.SeparateConnections(1, None, 0.1)
+        async with server, httpx2.AsyncClient(transport=transport, timeout=None) as client:
+            first = asyncio.create_task(client.get(url))
+            await asyncio.sleep(0.05)
+            with pytest.raises(Busy, match=r"all 1 connections to 127\.0\.0\.1 were in use for 0\.1 s"):
+                await asyncio.wait_for(client.get(url), 5)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
 
     asyncio.run(work())
 

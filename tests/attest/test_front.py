@@ -47,7 +47,7 @@ from milkglass.cli.serve import FrontAddress
 from milkglass.errors import AttestationError, Busy, Conflict, UsageError
 from milkglass.server.process import WebServer, listen, url_of
 from milkglass.server.settings import Limits
-from tests.attest.programs import serving
+from tests.attest.programs import leave, serving
 from tests.attest.samples import SAMPLES, TODAY
 from tests.server.kit import until
 
@@ -767,33 +767,45 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
 
 
-@pytest.mark.parametrize("quiet", [b"", b"slots"])
+@pytest.mark.parametrize("quiet", ["", "slots"])
 def test_an_answer_whose_first_part_is_never_read_gives_its_connection_back(
-    quiet: bytes, monkeypatch: pytest.MonkeyPatch
+    quiet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client leaves when the headers are on their way: nothing began to read the engine's body."""
     monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
 
     async def work(port: int) -> None:
         app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
-        headers = [(QUIET_HEADER.lower().encode(), quiet)] if quiet else []
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
-                 "query_string": b"", "client": ("127.0.0.1", 1), "server": None, "scheme": "https"}  # fmt: skip
         async with app.router.lifespan_context(app):
             for _ in range(2):
-                begun, got = asyncio.Event(), [{"type": "http.request", "body": b"{}", "more_body": False}]
-
-                async def receive() -> Any:
-                    if got:
-                        return got.pop()
-                    await begun.wait()
-                    return {"type": "http.disconnect"}
-
-                async def send(message: Any) -> None:
-                    begun.set()
-                    await asyncio.Event().wait()
-
-                await asyncio.wait_for(app(scope, receive, send), 5)
+                headers = {QUIET_HEADER: quiet} if quiet else None
+                sent = await leave(app, "/v1/chat/completions", lambda: False, headers)
+                assert [message.get("status") for message in sent] == [200]
 
     with serving(ENGINE) as port:
         asyncio.run(work(port))
+
+
+@pytest.mark.parametrize("quiet", ["", "whole", "slots"])
+def test_a_client_that_leaves_a_silent_engine_gives_its_connection_back(
+    quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
+    asked = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += bool(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        engine = await asyncio.start_server(silent, "127.0.0.1", 0)
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}").app()
+        async with engine, app.router.lifespan_context(app):
+            for count in (1, 2, 3):
+                headers = {QUIET_HEADER: quiet} if quiet else None
+                await leave(app, "/v1/embeddings", lambda count=count: asked == count, headers)  # type: ignore[misc]
+                assert asked == count
+
+    run(work)

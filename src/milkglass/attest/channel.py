@@ -28,7 +28,7 @@ from cryptography import x509
 from milkglass.attest import evidence
 from milkglass.attest.chains import spki_of
 from milkglass.attest.claims import Verdict
-from milkglass.attest.connections import SeparateConnections
+from milkglass.attest.connections import SILENCE_SECONDS, client_of
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.providers import PROVIDERS, read_evidence
@@ -128,37 +128,35 @@ class AttestedChannel:
 
     Attributes:
         verdicts: receives each verdict, also a refusal. Evidence that does not verify has none.
+
+    Args:
+        silence: seconds that an answer may be silent, and that a request waits for a free connection.
     """
 
     def __init__(
         self, policy: Policy, verify: Verify, authority: Path | None = None,
         verdicts: Callable[[Verdict], None] = lambda verdict: None, leases: Leases | None = None,
-        timeout: httpx2.Timeout | None = None,
+        silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
         self._admissions = dict[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
         self._failures = dict[bytes, tuple[float, AttestationError | Unreachable]]()  # until when, and with what
-        self._timeout = timeout or httpx2.Timeout(None, connect=30.0)
+        self._silence = silence
         self._client = self.connected()
 
     def connected(self) -> httpx2.AsyncClient:
         """Returns a client of the server, whose connections are admitted one by one."""
-        client = httpx2.AsyncClient(
-            base_url=self.policy.server, trust_env=False, timeout=self._timeout,
-            headers={"Accept-Encoding": "identity"},
-            transport=SeparateConnections(MAX_CONNECTIONS, self.context),
-        )  # fmt: skip
-        del client.headers["User-Agent"]
-        return client
+        return client_of(self.policy.server, MAX_CONNECTIONS, self.context, self._silence)
 
     async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, its body unread. Close it.
 
         Raises:
             AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
-            Unreachable: there is no answer.
+            Unreachable: there is no answer, or none in time.
+            Busy: no connection is free.
         """
         admissions = 0
         while True:
@@ -167,6 +165,9 @@ class AttestedChannel:
             )
             try:
                 return await self._client.send(request, stream=True)
+            except httpx2.ReadTimeout:
+                fault = f"{self.policy.server} was silent for {self._silence:g} s"
+                raise Unreachable(fault, "try again; ask for shorter answers, or for a stream") from None
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admitted(error, admissions):
                     raise unreachable(self.policy.server, error) from error

@@ -28,7 +28,7 @@ from starlette.types import Scope
 from milkglass.attest import passthrough, sealing
 from milkglass.attest.chains import spki_of
 from milkglass.attest.channel import RELEASE_PATH
-from milkglass.attest.connections import SeparateConnections
+from milkglass.attest.connections import client_of
 from milkglass.attest.evidence import NONCE
 from milkglass.attest.passthrough import (
     ANSWERED_HEADERS,
@@ -46,13 +46,13 @@ from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
 from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
 # Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
 EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
-SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
 
@@ -83,10 +83,7 @@ class Front:
     def app(self) -> Starlette:
         @asynccontextmanager
         async def running(_: Starlette) -> AsyncIterator[None]:
-            async with httpx2.AsyncClient(
-                base_url=self.engine or "http://127.0.0.1", trust_env=False, headers={"Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=30.0), transport=SeparateConnections(MAX_CONNECTIONS),
-            ) as self._client:  # fmt: skip
+            async with client_of(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
                 yield
 
         forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
@@ -127,11 +124,13 @@ class Front:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
         quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
         body = await passthrough.body_of(request)
-        forwarded = self._client.build_request(
-            request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED_HEADERS)
-        )
+        headers = passthrough.kept(request.headers, FORWARDED_HEADERS)
+        forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
+        return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
+
+    async def _answer(self, request: httpx2.Request, quiet: passthrough.Quiet | None) -> Response:
         try:
-            answer = await self._client.send(forwarded, stream=True)
+            answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
         headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)

@@ -20,6 +20,7 @@ from milkglass.attest.channel import AttestedChannel
 from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, Quiet
 from milkglass.errors import UsageError
 from milkglass.proxy.guard import LocalGuard, stated
+from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
 
@@ -73,6 +74,8 @@ class PlainProxy:
         if self.quiet is not None and body:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
-        answer = await self.channel.send(request.method, request.url.path, headers, body)
+        sending = self.channel.send(request.method, request.url.path, headers, body)
+        if (answer := await unless_gone(sending, disconnect(request))) is None:
+            return GONE
         answered = {**passthrough.kept(answer.headers, ANSWERED_HEADERS), STATE_HEADER: self.attested}
         return passthrough.HandedOn(answer, answered)
