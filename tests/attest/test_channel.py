@@ -14,10 +14,15 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from milkglass.attest import channel, connections
 from milkglass.attest.aci import canonical, signed_report_data
@@ -32,7 +37,7 @@ from milkglass.errors import AttestationError, Busy, Unreachable
 from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
 from tests.attest import intel_forger
-from tests.attest.programs import leave
+from tests.attest.programs import leave, serving
 
 SECRET = b"the patient's name is Keller"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SECRET.decode()}]}).encode()
@@ -497,6 +502,30 @@ def test_who_waits_for_a_free_connection_is_refused_after_a_limit() -> None:
             await asyncio.gather(first, return_exceptions=True)
 
     asyncio.run(work())
+
+
+def test_a_connection_is_not_used_again_at_the_moment_at_which_its_server_closes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever sends on a connection forgets it well before the server's time for idle ones has passed."""
+    assert uvicorn.Config(Starlette()).timeout_keep_alive > 2 * connections.IDLE_SECONDS
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.1)
+    ports = list[int]()
+
+    async def peer(request: Request) -> Response:
+        assert request.client is not None
+        ports.append(request.client.port)
+        return Response()
+
+    async def work(port: int) -> None:
+        async with connections.client_of(f"http://127.0.0.1:{port}", 1) as client:
+            for pause in (0.0, 0.3, 0.0):
+                await client.get("/")
+                await asyncio.sleep(pause)
+
+    with serving(Starlette(routes=[Route("/", peer)])) as port:
+        asyncio.run(work(port))
+    assert ports[0] == ports[1] != ports[2]
 
 
 def test_a_document_that_names_another_form_than_the_policys_binds_no_key(authority: Authority) -> None:

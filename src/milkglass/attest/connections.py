@@ -18,6 +18,7 @@ import httpx2
 from milkglass.errors import Busy
 
 MAX_IDLE = 64  # connections that are kept for later requests
+IDLE_SECONDS = 2.0  # that one is kept: servers close theirs after 5, and a request must not meet that
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 600.0  # seconds without a byte of the other side's, and for a free connection
 
@@ -73,7 +74,7 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
         )
 
     def _new(self) -> httpx2.AsyncHTTPTransport:
-        limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
+        limits = httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS)
         return httpx2.AsyncHTTPTransport(verify=self._context, trust_env=False, limits=limits)
 
     async def _release(self, connection: httpx2.AsyncHTTPTransport) -> None:
