@@ -33,7 +33,7 @@ from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
 from milkglass.attest.providers import PATH, read_evidence
 from milkglass.attest.sources import EvidenceSource, Software
-from milkglass.errors import AttestationError, Busy, Unreachable
+from milkglass.errors import AttestationError, Busy, Unreachable, UsageError
 from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
 from tests.attest import intel_forger
@@ -480,6 +480,20 @@ def test_a_caller_that_leaves_a_silent_server_gives_its_connection_back_at_once(
             await leave(app, "/v1/chat/completions", lambda: bool(server.received))
             server.silent = False
             assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
+
+    asyncio.run(work())
+
+
+def test_a_header_that_is_not_ascii_is_sent_byte_for_byte(authority: Authority) -> None:
+    async def work() -> None:
+        async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as local:
+                headers = {b"accept": b"\xff\xe9"}
+                assert (await local.post("/v1/embeddings", content=b"{}", headers=headers)).status_code == 200
+            assert b"\xff\xe9" in server.received
+            with pytest.raises(UsageError, match="ASCII"):
+                PlainProxy(one.channel, None, "t\u00f6ken", None, "by policy", Limits())
 
     asyncio.run(work())
 

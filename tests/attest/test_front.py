@@ -767,6 +767,31 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
 
 
+@pytest.mark.parametrize("quiet", [{}, {QUIET_HEADER.encode(): b"whole"}])
+def test_a_header_that_is_not_ascii_crosses_byte_for_byte(quiet: dict[bytes, bytes]) -> None:
+    """From client to engine and back: bytes of Latin-1, and UTF-8 of what Latin-1 does not have."""
+    values, seen = (b"Bearer \xff\xe9", "Bearer \u20ac \u4e2d".encode()), list[bytes]()
+
+    async def answer(request: Request) -> Response:
+        value = dict(request.scope["headers"])[b"authorization"]
+        seen.append(value)
+        found = JSONResponse({})
+        found.raw_headers = [(b"content-type", b"application/json; a=" + value), (b"retry-after", value)]
+        return found
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
+        async with app.router.lifespan_context(app), client as one:
+            for value in values:
+                found = await one.post("/v1/embeddings", json={}, headers={b"authorization": value, **quiet})
+                assert found.status_code == 200 and dict(found.headers.raw)[b"retry-after"] == value
+
+    with serving(Starlette(routes=[Route("/v1/embeddings", answer, methods=["POST"])])) as port:
+        asyncio.run(work(port))
+    assert seen == [*values]
+
+
 @pytest.mark.parametrize("quiet", ["", "slots"])
 def test_an_answer_whose_first_part_is_never_read_gives_its_connection_back(
     quiet: str, monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,7 @@ class AttestedChannel:
         """Returns a client of the server, whose connections are admitted one by one."""
         return client_of(self.policy.server, MAX_CONNECTIONS, self.context, self._silence)
 
-    async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, its body unread. Close it.
 
         Raises:
@@ -158,11 +158,10 @@ class AttestedChannel:
             Unreachable: there is no answer, or none in time.
             Busy: no connection is free.
         """
-        admissions = 0
+        admissions, sent_headers = 0, httpx2.Headers(headers, "latin-1")
+        sent_headers["Content-Length"] = str(len(body))
         while True:
-            request = self._client.build_request(
-                method, path, headers={**headers, "Content-Length": str(len(body))}, content=_pieces(body)
-            )
+            request = self._client.build_request(method, path, headers=sent_headers, content=_pieces(body))
             try:
                 return await self._client.send(request, stream=True)
             except httpx2.ReadTimeout:

@@ -124,7 +124,7 @@ class Front:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
         quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
         body = await passthrough.body_of(request)
-        headers = passthrough.kept(request.headers, FORWARDED_HEADERS)
+        headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
         forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
         return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
 
@@ -133,7 +133,7 @@ class Front:
             answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
+        headers = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
         if quiet is None or (quiet == "slots" and EVENTS_TYPE in headers.get("content-type", "")):
             return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
         return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)

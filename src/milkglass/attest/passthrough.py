@@ -9,7 +9,7 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import httpx2
@@ -37,8 +37,8 @@ PATHS = {
     # Of vLLM, llama.cpp and SGLang, by token ids: what a proxy with a key asks
     "/inference/v1/generate": "POST", "/completion": "POST", "/generate": "POST",
 }  # fmt: skip
-FORWARDED_HEADERS = ("content-type", "accept", "authorization")
-ANSWERED_HEADERS = ("content-type", "retry-after")
+FORWARDED_HEADERS = (b"content-type", b"accept", b"authorization")
+ANSWERED_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 ADDRESSES = f"It has {', '.join(PATHS)}"
 # What the header says
@@ -109,8 +109,9 @@ async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
     return bytes(body)
 
 
-def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: headers[name] for name in names if name in headers}
+def kept(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
+    """Returns the headers with these names byte for byte, for not every value is ASCII. Of several the last counts."""
+    return httpx2.Headers({name.lower(): value for name, value in headers if name.lower() in names}, "latin-1")
 
 
 def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
