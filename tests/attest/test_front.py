@@ -44,7 +44,7 @@ from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
 from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table, nvml_evidence
 from milkglass.cli.serve import FrontAddress
-from milkglass.errors import AttestationError, Busy, Conflict, UsageError
+from milkglass.errors import AttestationError, Busy, Conflict, Unreachable, UsageError
 from milkglass.server.process import WebServer, listen, url_of
 from milkglass.server.settings import Limits
 from tests.attest.programs import leave, serving
@@ -510,6 +510,36 @@ def test_a_whole_answer_is_padded_and_says_the_same() -> None:
             assert (await one.post("/v1/embeddings", json={}, headers={QUIET_HEADER: "loud"})).status_code == 400
 
     run(work)
+
+
+def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on without an end, faster than slots leave."""
+    monkeypatch.setattr(passthrough, "MAX_QUIET", 50_000)
+    ended = threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            for _ in range(100_000):
+                yield b"data: " + b"x" * 992 + b"\n\n"
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async def engine(request: Request) -> Response:
+        return StreamingResponse(endless(), media_type="text/event-stream")
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
+        async with app.router.lifespan_context(app), client as one:
+            answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
+            assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
+        with pytest.raises(Unreachable, match="50,000 bytes"):
+            _ = [one async for one in slots(endless())]
+
+    with serving(Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])])) as port:
+        asyncio.run(asyncio.wait_for(work(port), 20))
+        assert ended.wait(10), "the engine's connection was closed"
 
 
 @pytest.mark.parametrize("quiet", [None, "whole", "slots"])

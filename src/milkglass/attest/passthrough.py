@@ -30,6 +30,7 @@ Quiet = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
 STATE_HEADER = "Milkglass-Attested"  # the header of each answer
 MAX_BODY = 32 << 20
+MAX_QUIET = 32 << 20  # bytes of an answer that wait here, since it is to be quiet
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
@@ -161,17 +162,30 @@ async def parts_of(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
 
 
 async def whole(answer: httpx2.Response) -> bytes:
-    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off."""
+    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off, or is too long."""
+    body = bytearray()
     try:
-        return b"".join([part async for part in parts_of(answer)])
+        async for part in parts_of(answer):
+            body += part
+            _require_short(body)
+        return bytes(body)
     finally:
         await asyncio.shield(answer.aclose())
+
+
+def _require_short(waiting: bytearray) -> None:
+    if len(waiting) > MAX_QUIET:
+        raise Unreachable(
+            f"more than {MAX_QUIET:,} bytes of a quiet answer wait",
+            f"ask for less at a time, or without {QUIET_HEADER}",
+        )
 
 
 async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yields pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
 
-    An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
+    An event begins in a slot only when all of it has come. One that is longer than a slot takes several. Raises
+    Unreachable if too much of the answer waits.
     """
     buffer, ended = bytearray(), asyncio.Event()
 
@@ -179,6 +193,7 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         try:
             async for part in parts:
                 buffer.extend(part)
+                _require_short(buffer)
         finally:
             ended.set()
 
