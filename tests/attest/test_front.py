@@ -542,6 +542,40 @@ def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.Monkey
         assert ended.wait(10), "the engine's connection was closed"
 
 
+def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_path: Path) -> None:
+    asked = list[bytes]()
+
+    async def models(request: Request) -> Response:
+        asked.append(await request.body())
+        return JSONResponse({"data": []})
+
+    async def empty(request: Request) -> Response:
+        return Response()
+
+    engine = Starlette(routes=[Route("/v1/models", models), Route("/health", empty)])
+
+    async def work(quiet: str) -> None:
+        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", token=RELEASE_TOKEN), engine) as one:
+            one.headers[QUIET_HEADER] = quiet
+            refused = [await one.get("/v1/models"), await one.get(PATH)]
+            one.headers.update(WITH_TOKEN)
+            answers = [
+                await one.request("GET", "/v1/models", content=b" " * PAD_BYTES), await one.get("/health"),
+                *refused, await one.get("/nothing"), await one.put("/v1/models"),
+                await one.post("/v1/embeddings", content=b"x", headers={"Content-Length": str(1 << 40)}),
+                await one.get("/v1/models", headers={QUIET_HEADER: "loud"}),
+            ]  # fmt: skip
+            assert [answer.status_code for answer in answers] == [200, 200, 401, 400, 404, 405, 413, 400]
+            for answer in answers:
+                assert len(answer.content) == PAD_BYTES == int(answer.headers["content-length"]), answer
+                assert answer.json() if answer.content.strip() else answer.url.path == "/health"
+            assert asked == [b""], "the engine gets no blanks"
+
+    for quiet in ("whole", "slots"):
+        asked.clear()
+        run(lambda quiet=quiet: work(quiet))
+
+
 @pytest.mark.parametrize("quiet", [None, "whole", "slots"])
 def test_an_engine_that_breaks_off_is_a_named_error_or_a_broken_answer(
     quiet: str | None, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

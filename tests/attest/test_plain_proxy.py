@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, SLOT_BYTES, STATE_HEADER
+from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER
 from milkglass.proxy.guard import stated
 from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
@@ -202,6 +202,40 @@ def test_an_option_that_would_have_no_effect_is_refused_at_the_start(running: Ru
 
 
 @pytest.mark.parametrize("attested", ["by policy", "NOT ATTESTED"])
+def test_a_server_with_a_token_is_used_with_it_alone(running: Running, tmp_path: Path) -> None:
+    token, short = tmp_path / "token", tmp_path / "short"
+    token.write_text("0123456789abcdef\n")
+    short.write_text("0123456789abcde\n")
+    authority = Authority(tmp_path)
+    certificate, key = authority.issued("server")
+    serve = ("serve", "--attested", "--software", "--cert", certificate, "--tls-key", key, "--port", 0)
+    found = call(*serve, "--token-file", short)
+    assert found.exit_code == 2 and "16 characters" in found.output
+    serve = (*serve, "--in-front-of", running.engine_url, "--token-file", token)
+    with command(tmp_path, "serve", *serve) as front:
+        url = front.listening().replace("127.0.0.1", "localhost")
+        (tmp_path / "policy.toml").write_text(f'version = 1\nserver = "{url}"\nkinds = ["software"]\n')
+        proxy = (
+            "proxy",
+            "--attested",
+            tmp_path / "policy.toml",
+            "--certificate",
+            authority.file,
+            "--open",
+            "--port",
+            0,
+        )
+        with (
+            command(tmp_path, "with", *proxy, "--token-file", token) as admitted,
+            command(tmp_path, "without", *proxy) as refused,
+        ):
+            for program, status in ((admitted, 200), (refused, 401)):
+                body = {"model": "m", "messages": MESSAGES}
+                answer = httpx2.post(f"{program.listening()}/v1/chat/completions", json=body, timeout=60)
+                assert answer.status_code == status and answer.json()
+        assert "0123456789abcdef" not in front.said + admitted.said
+
+
 def test_the_header_is_of_the_servers_answers_and_errors_are_the_proxys_own(attested: str) -> None:
     header = stated(attested)
     own = attested if attested == "NOT ATTESTED" else OWN_ANSWER

@@ -99,6 +99,7 @@ class Front:
         app.add_middleware(Stating, headers=lambda path, status: headers)
         return app
 
+        app.add_middleware(passthrough.Padding)
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce = _nonce(request.query_params.get("nonce", ""))
@@ -123,7 +124,9 @@ class Front:
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
         quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
-        body = await passthrough.body_of(request)
+        body = await request.body()
+        if request.method != "POST":
+            body = b""  # the blanks of a quiet one
         headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
         forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
         return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
@@ -136,7 +139,7 @@ class Front:
         headers = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
         if quiet is None or (quiet == "slots" and EVENTS_TYPE in headers.get("content-type", "")):
             return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
-        return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)
+        return Response(await passthrough.whole(answer), answer.status_code, headers)
 
 
 class EvidenceBudget:

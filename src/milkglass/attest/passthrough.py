@@ -1,6 +1,7 @@
 """Requests that are handed on as they are: by a client's proxy to an attested server, and by it to an engine.
 
-Only listed paths and headers cross. A quiet answer says little by its sizes and times:
+Only listed paths and headers cross. A quiet answer says little by its sizes and times, and requests and refusals are
+padded, too:
 
     whole    the answer is collected, and padded with blanks to a multiple of PAD_BYTES
     slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a comment that fills the slot
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import httpx2
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -100,14 +101,30 @@ class Stating:
         await self._app(scope, receive, stating if scope["type"] == "http" else send)
 
 
-async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
-    """Returns a request's body. Raises UsageError if it has more than `limit` bytes."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise UsageError(f"the body has more than {limit:,} bytes", "send less at a time")
-    return bytes(body)
+class Padding:
+    """Pads whatever comes whole to a request for a quiet answer, refusals too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message | None = None
+
+        async def padding(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
+                start = message
+                return
+            if start is not None:
+                message = {**message, "body": padded(message["body"])}
+                headers = MutableHeaders(raw=[*start["headers"]])
+                headers["content-length"] = str(len(message["body"]))
+                await send({**start, "headers": headers.raw})
+                start = None
+            await send(message)
+
+        is_quiet = scope["type"] == "http" and QUIET_HEADER in Headers(scope=scope)
+        await self._app(scope, receive, padding if is_quiet else send)
 
 
 def kept(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
@@ -116,8 +133,8 @@ def kept(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> ht
 
 
 def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
-    """Returns JSON padded with blanks to a multiple of `size` bytes, which changes nothing of what it says."""
-    return body + b" " * (-len(body) % size)
+    """Returns JSON padded with blanks, which say nothing, to a multiple of `size` bytes, and to that at least."""
+    return body + b" " * (-len(body) % size if body else size)
 
 
 def quiet_of(header: str | None) -> Quiet | None:

@@ -69,12 +69,14 @@ class PlainProxy:
 
     async def forward(self, request: Request) -> Response:
         """Sends a request through the channel, and returns the answer as it comes."""
-        body = await passthrough.body_of(request)
+        body = await request.body()
+        if len(body) > passthrough.MAX_BODY:
+            raise UsageError(f"the body has more than {passthrough.MAX_BODY:,} bytes", "send less at a time")
         headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
-        if self.quiet is not None and body:
+        if self.quiet is not None:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         sending = self.channel.send(request.method, request.url.path, headers, body)
