@@ -371,6 +371,36 @@ def test_few_sites_that_use_up_the_total_lock_out_nobody_who_had_none() -> None:
     assert taken(many) == EVIDENCE_WITH_FIRST - EVIDENCE_PER_MINUTE - 2, "first pieces have a limit, too"
 
 
+def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> None:
+    reached = list[str]()
+
+    async def engine_answers(request: Request) -> Response:
+        reached.append(request.url.path)
+        return JSONResponse({})
+
+    engine = Starlette(routes=[Route(path, engine_answers, methods=[how]) for path, how in passthrough.PATHS.items()])
+    token, vault = "t" * 16, Vault.new(tmp_path / "got", SENDER)
+
+    async def work() -> None:
+        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
+            for authorization in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
+                for path, how in passthrough.PATHS.items():
+                    answer = await one.request(how, path, headers=authorization)
+                    assert answer.status_code == (200 if path == "/health" else 401), path
+                    assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
+                assert (await one.get(PATH, params={"nonce": NONCE.hex()}, headers=authorization)).status_code == 200
+            assert {*reached} == {"/health"}
+            sealed = seal(b"x", vault.public_key, "x")
+            released = await one.post(RELEASE_PATH, params={"name": "x"}, content=sealed, headers=WITH_TOKEN)
+            assert released.status_code == 200, "a release has a token of its own"
+            with_token = {"Authorization": f"Bearer {token}"}
+            for path, how in passthrough.PATHS.items():
+                assert (await one.request(how, path, headers=with_token)).status_code == 200
+            assert {*reached} == {*passthrough.PATHS}
+
+    run(work)
+
+
 def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: Path) -> None:
     class Broken(Software):
         def report(self, report_data: bytes) -> Any:
@@ -512,36 +542,6 @@ def test_a_whole_answer_is_padded_and_says_the_same() -> None:
     run(work)
 
 
-def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine goes on without an end, faster than slots leave."""
-    monkeypatch.setattr(passthrough, "MAX_QUIET", 50_000)
-    ended = threading.Event()
-
-    async def endless() -> AsyncIterator[bytes]:
-        try:
-            for _ in range(100_000):
-                yield b"data: " + b"x" * 992 + b"\n\n"
-                await asyncio.sleep(0)
-        finally:
-            ended.set()
-
-    async def engine(request: Request) -> Response:
-        return StreamingResponse(endless(), media_type="text/event-stream")
-
-    async def work(port: int) -> None:
-        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
-        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
-        async with app.router.lifespan_context(app), client as one:
-            answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
-            assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
-        with pytest.raises(Unreachable, match="50,000 bytes"):
-            _ = [one async for one in slots(endless())]
-
-    with serving(Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])])) as port:
-        asyncio.run(asyncio.wait_for(work(port), 20))
-        assert ended.wait(10), "the engine's connection was closed"
-
-
 def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_path: Path) -> None:
     asked = list[bytes]()
 
@@ -574,6 +574,36 @@ def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_p
     for quiet in ("whole", "slots"):
         asked.clear()
         run(lambda quiet=quiet: work(quiet))
+
+
+def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on without an end, faster than slots leave."""
+    monkeypatch.setattr(passthrough, "MAX_QUIET", 50_000)
+    ended = threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            for _ in range(100_000):
+                yield b"data: " + b"x" * 992 + b"\n\n"
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async def engine(request: Request) -> Response:
+        return StreamingResponse(endless(), media_type="text/event-stream")
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
+        async with app.router.lifespan_context(app), client as one:
+            answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
+            assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
+        with pytest.raises(Unreachable, match="50,000 bytes"):
+            _ = [one async for one in slots(endless())]
+
+    with serving(Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])])) as port:
+        asyncio.run(asyncio.wait_for(work(port), 20))
+        assert ended.wait(10), "the engine's connection was closed"
 
 
 @pytest.mark.parametrize("quiet", [None, "whole", "slots"])

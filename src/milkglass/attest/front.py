@@ -45,7 +45,7 @@ from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
-from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.http.guard import OPEN_PATHS, BodyRule, Guard
 from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
@@ -68,13 +68,15 @@ class Front:
         engine: the address of the engine on this machine. None: evidence alone is given.
         vault: keeps files that are released to this machine. None: none are taken.
         limits: of connections and bodies.
+        token: what every request needs but those for evidence and health, and releases, which have their own. None:
+            whoever reaches the server may ask.
     """
 
     def __init__(
         self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None,
-        limits: Limits | None = None,
+        limits: Limits | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.spki, self.engine, self.vault = source, spki, engine, vault
+        self.source, self.spki, self.engine, self.vault, self.token = source, spki, engine, vault, token
         self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
@@ -93,13 +95,14 @@ class Front:
         routes = [Route(path, handler, methods=[method]) for path, method, handler in work]
         app = passthrough.web_app(routes, running)
         app.add_middleware(
-            Guard, token=None, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False
+            Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
+            open_paths={*OPEN_PATHS, PATH, RELEASE_PATH},
         )  # fmt: skip
         headers = {STATE_HEADER: ATTESTED if self.attested else NOT_ATTESTED, "Cache-Control": "no-store"}
+        app.add_middleware(passthrough.Padding)
         app.add_middleware(Stating, headers=lambda path, status: headers)
         return app
 
-        app.add_middleware(passthrough.Padding)
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce = _nonce(request.query_params.get("nonce", ""))
