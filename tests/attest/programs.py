@@ -59,11 +59,16 @@ def command(folder: Path, name: str, *words: object) -> Iterator[Program]:
         process.wait(30)
 
 
-async def leave(app: Any, path: str, when: Callable[[], bool], headers: dict[str, str] | None = None) -> list[Any]:
-    """Posts a request to an ASGI application, reads nothing, and leaves at a moment. Returns what was on its way."""
+async def leave(
+    app: Any, path: str, when: Callable[[], bool], headers: dict[str, str] | None = None,
+    method: str = "POST", query: str = "",
+) -> list[Any]:  # fmt: skip
+    """Sends a request to an ASGI application, reads nothing, and leaves at a moment. Returns what was on its way."""
     named = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "scheme": "https", "server": None,
-             "client": ("127.0.0.1", 1), "headers": [(b"host", b"127.0.0.1"), *named]}  # fmt: skip
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": query.encode(), "scheme": "https",
+        "server": None, "client": ("127.0.0.1", 1), "headers": [(b"host", b"127.0.0.1"), *named],
+    }  # fmt: skip
     body, sent = [{"type": "http.request", "body": b"{}", "more_body": False}], list[Any]()
 
     async def receive() -> Any:

@@ -309,6 +309,41 @@ def test_a_stranger_who_asks_for_evidence_again_and_again_locks_nobody_else_out(
     run(work)
 
 
+def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_no_more() -> None:
+    going, at_once, most = threading.Event(), [0], [0]
+
+    class Slow(Software):
+        def report(self, signed_data: bytes) -> Any:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            assert going.wait(20)
+            at_once[0] -= 1
+            return super().report(signed_data)
+
+    async def work() -> None:
+        app = Front(EvidenceSource(Slow()), SPKI).app()
+
+        async def ask(address: str) -> httpx2.Response:
+            transport = httpx2.ASGITransport(app, client=(address, 1))
+            async with httpx2.AsyncClient(transport=transport, base_url="https://x") as one:
+                return await one.get(PATH, params={"nonce": NONCE.hex()})
+
+        query = f"nonce={NONCE.hex()}"
+        await leave(app, PATH, lambda: at_once[0] == 1, method="GET", query=query)
+        full = front_module.MAX_EVIDENCE
+        asked = [asyncio.create_task(ask(f"192.0.2.{number}")) for number in range(full + 5)]
+        answers = [task.result() for task in (await asyncio.wait(asked, timeout=0.5))[0]]
+        assert [answer.status_code for answer in answers] == [503] * 5, "those that left are not counted"
+        for answer in answers:
+            assert answer.headers["retry-after"] == "2" and str(full) in answer.json()["error"]["message"]
+        going.set()
+        codes = [answer.status_code for answer in await asyncio.gather(*asked)]
+        assert sorted(codes) == [200] * full + [503] * 5 and most == [1]
+        assert (await ask("192.0.2.99")).status_code == 200
+
+    run(work)
+
+
 def test_a_header_does_not_say_from_which_address_a_request_comes() -> None:
     """By the web server as it is, also from this machine, whose word many servers take for it."""
     address = FrontAddress("127.0.0.1", 0, None, None)

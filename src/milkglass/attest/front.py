@@ -1,17 +1,19 @@
 """The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Processors are slow to sign, and limit how often they do. So each address gets evidence a limited number of
-times a minute, and so do all addresses together. Beyond that, only an address that had none in the last minute gets
-its first.
+handed on. Processors are slow to sign, and limit how often they do. So one piece of evidence is made at a time, and
+few wait. Each address gets evidence a limited number of times a minute, and so do all addresses together. Beyond that,
+only an address that had none in the last minute gets its first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ from milkglass.server.settings import Limits
 # Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
 EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
+MAX_EVIDENCE = 16  # pieces that are made, of which there is one at a time, or wait for that
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
@@ -80,6 +83,7 @@ class Front:
         self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
+        self._maker, self._making = ThreadPoolExecutor(1, "evidence"), 0
         self._client: Any = None
 
     def app(self) -> Starlette:
@@ -106,9 +110,16 @@ class Front:
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce = _nonce(request.query_params.get("nonce", ""))
+        if self._making == MAX_EVIDENCE:
+            raise Busy(f"{MAX_EVIDENCE} pieces of evidence are being made or wait", "try again in a moment")
         self._budget.take("" if request.client is None else request.client.host)
-        evidence = await run_in_threadpool(self.source.evidence, self.spki, nonce)
-        return Response(evidence.document(), media_type=JSON_TYPE)
+        made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
+        self._making += 1
+        try:
+            evidence = await unless_gone(made, disconnect(request))
+        finally:
+            self._making -= 1
+        return GONE if evidence is None else Response(evidence.document(), media_type=JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
@@ -163,10 +174,14 @@ class EvidenceBudget:
                     del self._made_for[old]
         for group, most in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
             if self._made_for[group] >= most:
-                raise Busy(f"more than {most} pieces of evidence a minute for one address", "try again in a minute")
+                raise Busy(
+                    f"more than {most} pieces of evidence a minute for one address",
+                    "try again in a minute",
+                    retry_after=60,
+                )
         most = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
         if len(self._made) >= most:
-            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute")
+            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute", retry_after=60)
         self._made.append((now, groups))
         self._made_for.update(groups)
 

@@ -61,7 +61,8 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
         if known is None:
             raise error
         status = 502 if isinstance(known, Unreachable) else known.status
-        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status)
+        headers = {"Retry-After": str(known.extra.get("retry_after", 2))} if status == 503 else None
+        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status, headers)
 
     async def on_http(request: Request, error: Any) -> Response:
         if isinstance(error, Refused):
