@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -85,6 +86,18 @@ class Authority:
         return builder.sign(self.key, SHA256())
 
 
+class CountingReader(asyncio.StreamReader):
+    """Keeps every byte that came after the handshake, whether or not it makes a request."""
+
+    def __init__(self) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.seen = bytearray()
+
+    def feed_data(self, data: Any) -> None:
+        self.seen += data
+        super().feed_data(data)
+
+
 Answer = Callable[[bytes, bytes], bytes]  # evidence for the SPKI of the certificate and a nonce
 
 
@@ -98,6 +111,7 @@ class Server:
         silent: whether nothing but evidence is answered.
         evidence: what it answers to a nonce.
         of_key: the bytes that each key received.
+        readers: of each connection that was made, also if it sent nothing.
     """
 
     pairs: list[tuple[Path, Path]]
@@ -106,6 +120,7 @@ class Server:
     silent: bool = False
     received: bytearray = field(default_factory=bytearray)
     of_key: dict[bytes, int] = field(default_factory=dict)
+    readers: list[CountingReader] = field(default_factory=list)
     asked: int = 0
     port: int = 0
     _connections: int = 0
@@ -129,7 +144,12 @@ class Server:
 
         self._keys: dict[int, bytes] = {}
         context.sni_callback = chosen  # type: ignore[assignment]
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            self.readers.append(CountingReader())
+            return asyncio.StreamReaderProtocol(self.readers[-1], self._serve)
+
+        server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", self.port, ssl=context)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -263,7 +283,11 @@ def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, a
                 with pytest.raises(AttestationError) as refused:
                     await one.ask()
                 assert refused.value.reason == reason
-            assert not server.received and server.asked == 1, "a refusal holds for some seconds"
+            assert server.asked == 1, "a refusal holds for some seconds"
+            questions = [reader.seen for reader in server.readers if reader.seen]
+            assert len(server.readers) > 3 and len(questions) == 1, "the other connections got no byte at all"
+            assert questions[0].startswith(b"GET ") and PATH.encode() in questions[0]
+            assert questions[0].count(b"\r\n\r\n") == 1 and questions[0].endswith(b"\r\n\r\n")
 
     asyncio.run(work())
 
@@ -335,6 +359,47 @@ def test_a_lease_ends_also_on_a_connection_that_is_open(authority: Authority) ->
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_where_a_lease_ends_inside_a_body_the_rest_is_not_sent(
+    is_honest: bool, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request begins anew once the key has a lease again, and never if it gets none."""
+    body = SECRET + b"x" * (10 * channel.PIECE_BYTES)
+    pieces, sent = channel._pieces, 3
+
+    async def work() -> None:
+        async def slow_pieces(body: bytes) -> AsyncIterator[bytes]:
+            number = 0
+            async for piece in pieces(body):
+                number += 1
+                if number == sent + 1 and server.asked == 1:
+                    one.now[0] += 61
+                    if not is_honest:
+                        server.evidence = lambda spki, nonce: b"{}"
+                yield piece
+
+        monkeypatch.setattr(channel, "_pieces", slow_pieces)
+        async with (
+            Server([authority.issued("a")], honest).running() as server,
+            client(authority, server.port, "60s") as one,
+        ):
+            if is_honest:
+                answer = await one.channel.send("POST", "/v1/embeddings", {}, body)
+                assert await answer.aread() == b'{"ok": true}'
+                assert server.received.count(SECRET) == 1 and server.received.endswith(body)
+            else:
+                with pytest.raises(AttestationError):
+                    await one.channel.send("POST", "/v1/embeddings", {}, body)
+                assert not server.received
+            assert server.asked == 2
+            parts = [reader.seen.partition(b"\r\n\r\n")[2] for reader in server.readers]
+            assert sorted(len(part) for part in parts if part) == [
+                sent * channel.PIECE_BYTES, *([len(body)] if is_honest else [])
+            ]  # fmt: skip
+
+    asyncio.run(work())
+
+
 def test_leases_that_end_under_load_lose_nothing(authority: Authority) -> None:
     async def work() -> None:
         async with (
@@ -400,10 +465,14 @@ def test_of_several_servers_behind_one_address_each_is_verified(count: int, auth
                 one.channel._client = one.channel.connected()
             assert server.asked <= 2 * count
         async with Server(pairs, some, True).running() as server, client(authority, server.port) as one:
-            for _ in range(6):
+            accepted = 0
+            for _ in range(12):
                 with suppress(AttestationError):
-                    await one.ask()
-            assert not server.of_key.get(bad), "the one without evidence never received a request"
+                    accepted += await one.ask() == b'{"ok": true}'
+                await one.channel._client.aclose()
+                one.channel._client = one.channel.connected()
+            assert {*server.of_key} == {key_of(pair[0]) for pair in pairs} - {bad}
+            assert 0 < accepted < 12, "a good one was accepted, a bad one refused"
 
     asyncio.run(work())
 
