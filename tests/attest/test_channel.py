@@ -660,6 +660,37 @@ def test_those_who_wait_for_a_lease_share_a_failure_and_no_request_waits_longer_
     assert asyncio.run(work(slow, Unreachable)) <= 8
 
 
+def test_one_at_a_time_asks_for_a_lease_of_a_key_also_when_the_first_has_failed(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes after the first has let go, and before the second has begun, waits for the second."""
+    at_once, most, begun = 0, 0, 0
+
+    async def admit(self: AttestedChannel, spki: bytes) -> None:
+        nonlocal at_once, most, begun
+        at_once, begun = at_once + 1, begun + 1
+        most = max(most, at_once)
+        try:
+            await asyncio.sleep(0.05)
+            if begun == 1:
+                raise ConnectionError  # no failure that is kept for those who wait
+        finally:
+            at_once -= 1
+
+    async def work() -> None:
+        monkeypatch.setattr(AttestedChannel, "_admit", admit)
+        async with client(authority, 1) as one:
+            first, second = (asyncio.create_task(one.channel.admit(b"key")) for _ in range(2))
+            third = list[asyncio.Task[None]]()
+            first.add_done_callback(lambda _: third.append(asyncio.create_task(one.channel.admit(b"key"))))
+            results = await asyncio.gather(first, second, return_exceptions=True)
+            assert isinstance(results[0], ConnectionError) and results[1] is None
+            await third[0]
+            assert begun == 3 and most == 1
+
+    asyncio.run(work())
+
+
 def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> None:
     document = HardwareEvidence("software", b"milkglass software evidence 1" + bytes(64)).document()
     for accepts, reason in ((False, "form"), (True, "")):

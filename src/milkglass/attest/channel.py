@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import httpx2
 from cryptography import x509
@@ -141,7 +142,7 @@ class AttestedChannel:
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
-        self._admissions = dict[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
+        self._admissions = WeakValueDictionary[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
         self._failures = dict[bytes, tuple[float, AttestationError | Unreachable]]()  # until when, and with what
         self._silence = silence
         self._client = self.connected()
@@ -215,9 +216,6 @@ class AttestedChannel:
         except (AttestationError, Unreachable) as error:
             self._failures[spki] = (time.monotonic() + FAILURE_SECONDS, error)
             raise
-        finally:
-            if not lock.locked():
-                self._admissions.pop(spki, None)
 
     def _raise_recent_failure(self, spki: bytes) -> None:
         """Raises what a key's last admission failed with, if that was moments ago: those who waited share it."""
