@@ -145,11 +145,7 @@ class AttestedChannel:
         self._admissions = WeakValueDictionary[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
         self._failures = dict[bytes, tuple[float, AttestationError | Unreachable]]()  # until when, and with what
         self._silence = silence
-        self._client = self.connected()
-
-    def connected(self) -> httpx2.AsyncClient:
-        """Returns a client of the server, whose connections are admitted one by one."""
-        return client_of(self.policy.server, MAX_CONNECTIONS, self.context, self._silence)
+        self._client = client_of(policy.server, MAX_CONNECTIONS, self.context, silence)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, its body unread. Close it.
@@ -263,12 +259,12 @@ async def evidence_from(
         keys.append(spki)
         return spki == keys[0]
 
-    context = admitting(is_first_key, authority)
+    path = PROVIDERS[provider].path.format(nonce=nonce.hex())
     try:
         async with (
             asyncio.timeout(EVIDENCE_SECONDS),
-            httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
-            client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
+            client_of(server, 1, admitting(is_first_key, authority), EVIDENCE_SECONDS) as client,
+            client.stream("GET", path) as answer,
         ):
             if answer.status_code != 200:
                 raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")

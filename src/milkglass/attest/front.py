@@ -32,17 +32,6 @@ from milkglass.attest.chains import spki_of
 from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.connections import client_of
 from milkglass.attest.evidence import NONCE
-from milkglass.attest.passthrough import (
-    ANSWERED_HEADERS,
-    ATTESTED,
-    EVENTS_TYPE,
-    FORWARDED_HEADERS,
-    JSON_TYPE,
-    NOT_ATTESTED,
-    QUIET_HEADER,
-    STATE_HEADER,
-    Stating,
-)
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
@@ -102,9 +91,10 @@ class Front:
             Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
             open_paths={*OPEN_PATHS, PATH, RELEASE_PATH},
         )  # fmt: skip
-        headers = {STATE_HEADER: ATTESTED if self.attested else NOT_ATTESTED, "Cache-Control": "no-store"}
         app.add_middleware(passthrough.Padding)
-        app.add_middleware(Stating, headers=lambda path, status: headers)
+        state = passthrough.ATTESTED if self.attested else passthrough.NOT_ATTESTED
+        headers = {passthrough.STATE_HEADER: state, "Cache-Control": "no-store"}
+        app.add_middleware(passthrough.Stating, headers=lambda path, status: headers)
         return app
 
     async def evidence(self, request: Request) -> Response:
@@ -119,7 +109,7 @@ class Front:
             evidence = await unless_gone(made, disconnect(request))
         finally:
             self._making -= 1
-        return GONE if evidence is None else Response(evidence.document(), media_type=JSON_TYPE)
+        return GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
@@ -137,11 +127,11 @@ class Front:
         """Hands a request to the engine, and its answer back, quietly if that is asked for."""
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-        quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
+        quiet = passthrough.quiet_of(request.headers.get(passthrough.QUIET_HEADER))
         body = await request.body()
         if request.method != "POST":
             body = b""  # the blanks of a quiet one
-        headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
+        headers = passthrough.kept(request.headers.raw, passthrough.FORWARDED_HEADERS)
         forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
         return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
 
@@ -150,8 +140,8 @@ class Front:
             answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
-        if quiet is None or (quiet == "slots" and EVENTS_TYPE in headers.get("content-type", "")):
+        headers = passthrough.kept(answer.headers.raw, passthrough.ANSWERED_HEADERS)
+        if quiet is None or (quiet == "slots" and passthrough.EVENTS_TYPE in headers.get("content-type", "")):
             return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
         return Response(await passthrough.whole(answer), answer.status_code, headers)
 

@@ -44,12 +44,8 @@ ANSWERED_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 ADDRESSES = f"It has {', '.join(PATHS)}"
 # What the header says
-ATTESTED, BY_POLICY, NOT_ATTESTED, OWN_ANSWER = (
-    "see the evidence",
-    "by policy",
-    "NOT ATTESTED",
-    "the proxy's own answer",
-)
+ATTESTED, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
+OWN_ANSWER = "the proxy's own answer"
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
