@@ -633,8 +633,11 @@ def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.Monkey
         async with app.router.lifespan_context(app), client as one:
             answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
             assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
+        sent = list[bytes]()
         with pytest.raises(Unreachable, match="50,000 bytes"):
-            _ = [one async for one in slots(endless())]
+            async for piece in slots(endless()):
+                sent.append(piece)
+        assert len(sent) <= 2, "what waited is not sent first"
 
     with serving(Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])])) as port:
         asyncio.run(asyncio.wait_for(work(port), 20))

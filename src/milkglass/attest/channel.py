@@ -151,7 +151,7 @@ class AttestedChannel:
         """Sends a request and returns the answer, its body unread. Close it.
 
         Raises:
-            AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
+            AttestationError: the policy does not allow what answers there. Nothing was sent to it without a lease.
             Unreachable: there is no answer, or none in time.
             Busy: no connection is free.
         """
@@ -232,7 +232,7 @@ class AttestedChannel:
                 if not verdict.holds:
                     name, reason = next(iter(verdict.refused.items()))
                     hint = "see `milkglass attest URL --policy POLICY`"
-                    raise AttestationError(name, f"nothing was sent: {reason}", hint)
+                    raise AttestationError(name, f"nothing is sent to it: {reason}", hint)
                 self.leases.grant(peer)
             if not spki:
                 return
