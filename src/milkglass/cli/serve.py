@@ -108,8 +108,9 @@ def serve(
                 "give the folder, and the digest that `sha256sum release.token` prints",
             )
         received = None if receive is None or receive_from is None else (receive, receive_from)
-        token = None if token_file is None else require_token(read_token(token_file) or "")
-        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received, token)
+        _attested(
+            FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received, token_file
+        )
         return
     of_attested = {
         "--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral,
@@ -172,13 +173,13 @@ class FrontAddress:
 
 def _attested(
     address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
-    received: tuple[Path, str] | None, token: str | None,
+    received: tuple[Path, str] | None, token_file: Path | None,
 ) -> None:  # fmt: skip
     """Gives evidence for the TLS key, and hands requests to an engine on this machine.
 
     Args:
         received: the folder of released files, and the digest of their sender's token.
-        token: what requests to the engine need.
+        token_file: holds the token that requests to the engine need. None: they need none.
     """
     if address.tls_certificate is None:
         raise UsageError(
@@ -188,6 +189,7 @@ def _attested(
     require_tls(address.tls_certificate, address.tls_key)
     if engine is not None and not is_loopback(urlsplit(engine).hostname or ""):
         raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
+    token = None if token_file is None else require_token(read_token(token_file) or "")
     from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
