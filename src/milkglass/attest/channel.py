@@ -34,7 +34,7 @@ from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.providers import PROVIDERS, read_evidence
 from milkglass.attest.sources import Collateral, with_collateral
-from milkglass.errors import AttestationError, Unreachable
+from milkglass.errors import AttestationError, Busy, Unreachable
 
 RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for a whole answer with evidence
@@ -267,7 +267,8 @@ async def evidence_from(
             client.stream("GET", path) as answer,
         ):
             if answer.status_code != 200:
-                raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
+                hint = "try again in a minute" if answer.status_code == Busy.status else ""
+                raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})", hint)
             async for chunk in answer.aiter_raw():
                 body += chunk
                 if len(body) > MAX_DOCUMENT:
