@@ -232,7 +232,7 @@ class AttestedChannel:
                 if not verdict.holds:
                     name, reason = next(iter(verdict.refused.items()))
                     hint = "see `milkglass attest URL --policy POLICY`"
-                    raise AttestationError(name, f"nothing is sent to it: {reason}", hint)
+                    raise AttestationError(name, f"nothing was sent without a lease: {reason}", hint)
                 self.leases.grant(peer)
             if not spki:
                 return
