@@ -591,7 +591,7 @@ def test_a_connection_is_not_used_again_at_the_moment_at_which_its_server_closes
 ) -> None:
     """Whoever sends on a connection forgets it well before the server's time for idle ones has passed."""
     assert uvicorn.Config(Starlette()).timeout_keep_alive > 2 * connections.IDLE_SECONDS
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
     ports = list[int]()
 
     async def peer(request: Request) -> Response:
@@ -601,7 +601,7 @@ def test_a_connection_is_not_used_again_at_the_moment_at_which_its_server_closes
 
     async def work(port: int) -> None:
         async with connections.client_of(f"http://127.0.0.1:{port}", 1) as client:
-            for pause in (0.0, 0.3, 0.0):
+            for pause in (0.0, 0.8, 0.0):
                 await client.get("/")
                 await asyncio.sleep(pause)
 
