@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,34 @@ def command(folder: Path, name: str, *words: object) -> Iterator[Program]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+async def leave(
+    app: Any, path: str, when: Callable[[], bool], headers: dict[str, str] | None = None,
+    method: str = "POST", query: str = "",
+) -> list[Any]:  # fmt: skip
+    """Sends a request to an ASGI application, reads nothing, and leaves at a moment. Returns what was on its way."""
+    named = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": query.encode(), "scheme": "https",
+        "server": None, "client": ("127.0.0.1", 1), "headers": [(b"host", b"127.0.0.1"), *named],
+    }  # fmt: skip
+    body, sent = [{"type": "http.request", "body": b"{}", "more_body": False}], list[Any]()
+
+    async def receive() -> Any:
+        if body:
+            return body.pop()
+        while not when() and not sent:
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            await asyncio.Event().wait()
+
+    await asyncio.wait_for(app(scope, receive, send), 5)
+    return sent
 
 
 @contextmanager

@@ -11,13 +11,19 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+import uvicorn
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from milkglass.attest import channel, connections
 from milkglass.attest.aci import canonical, signed_report_data
@@ -28,9 +34,11 @@ from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
 from milkglass.attest.providers import PATH, read_evidence
 from milkglass.attest.sources import EvidenceSource, Software
-from milkglass.errors import AttestationError, Unreachable
+from milkglass.errors import AttestationError, Busy, Unreachable, UsageError
+from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
 from tests.attest import intel_forger
+from tests.attest.programs import leave, serving
 
 SECRET = b"the patient's name is Keller"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": SECRET.decode()}]}).encode()
@@ -78,6 +86,18 @@ class Authority:
         return builder.sign(self.key, SHA256())
 
 
+class CountingReader(asyncio.StreamReader):
+    """Keeps every byte that came after the handshake, whether or not it makes a request."""
+
+    def __init__(self) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.seen = bytearray()
+
+    def feed_data(self, data: Any) -> None:
+        self.seen += data
+        super().feed_data(data)
+
+
 Answer = Callable[[bytes, bytes], bytes]  # evidence for the SPKI of the certificate and a nonce
 
 
@@ -88,15 +108,19 @@ class Server:
     Attributes:
         pairs: certificates and keys; each connection takes the next one, and once none is left the last.
         in_turn: whether they begin again instead, as servers behind one address do.
+        silent: whether nothing but evidence is answered.
         evidence: what it answers to a nonce.
         of_key: the bytes that each key received.
+        readers: of each connection that was made, also if it sent nothing.
     """
 
     pairs: list[tuple[Path, Path]]
     evidence: Answer
     in_turn: bool = False
+    silent: bool = False
     received: bytearray = field(default_factory=bytearray)
     of_key: dict[bytes, int] = field(default_factory=dict)
+    readers: list[CountingReader] = field(default_factory=list)
     asked: int = 0
     port: int = 0
     _connections: int = 0
@@ -120,7 +144,12 @@ class Server:
 
         self._keys: dict[int, bytes] = {}
         context.sni_callback = chosen  # type: ignore[assignment]
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            self.readers.append(CountingReader())
+            return asyncio.StreamReaderProtocol(self.readers[-1], self._serve)
+
+        server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", self.port, ssl=context)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -151,6 +180,8 @@ class Server:
                     self.received += head + await reader.readexactly(int(lengths[0]) if lengths else 0)
                     self.of_key[spki] = self.of_key.get(spki, 0) + len(head)
                     answer = b'{"ok": true}'
+                    if self.silent:
+                        await asyncio.Event().wait()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
@@ -190,10 +221,12 @@ class Client:
 
 
 @asynccontextmanager
-async def client(authority: Authority, port: int, lease: str = "15m") -> AsyncIterator[Client]:
+async def client(
+    authority: Authority, port: int, lease: str = "15m", silence: float = connections.SILENCE_SECONDS
+) -> AsyncIterator[Client]:
     policy, verdicts, now, wall = policy_for(port, lease), list[Verdict](), [0.0], [1_000.0]
     leases = Leases(policy.lease_seconds, lambda: now[0], lambda: wall[0] + now[0])
-    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases)
+    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases, silence)
     try:
         yield Client(channel, verdicts, now, wall)
     finally:
@@ -250,7 +283,11 @@ def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, a
                 with pytest.raises(AttestationError) as refused:
                     await one.ask()
                 assert refused.value.reason == reason
-            assert not server.received and server.asked == 1, "a refusal holds for some seconds"
+            assert server.asked == 1, "a refusal holds for some seconds"
+            questions = [reader.seen for reader in server.readers if reader.seen]
+            assert len(server.readers) > 3 and len(questions) == 1, "the other connections got no byte at all"
+            assert questions[0].startswith(b"GET ") and PATH.encode() in questions[0]
+            assert questions[0].count(b"\r\n\r\n") == 1 and questions[0].endswith(b"\r\n\r\n")
 
     asyncio.run(work())
 
@@ -322,6 +359,47 @@ def test_a_lease_ends_also_on_a_connection_that_is_open(authority: Authority) ->
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_where_a_lease_ends_inside_a_body_the_rest_is_not_sent(
+    is_honest: bool, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request begins anew once the key has a lease again, and never if it gets none."""
+    body = SECRET + b"x" * (10 * channel.PIECE_BYTES)
+    pieces, sent = channel._pieces, 3
+
+    async def work() -> None:
+        async def slow_pieces(body: bytes) -> AsyncIterator[bytes]:
+            number = 0
+            async for piece in pieces(body):
+                number += 1
+                if number == sent + 1 and server.asked == 1:
+                    one.now[0] += 61
+                    if not is_honest:
+                        server.evidence = lambda spki, nonce: b"{}"
+                yield piece
+
+        monkeypatch.setattr(channel, "_pieces", slow_pieces)
+        async with (
+            Server([authority.issued("a")], honest).running() as server,
+            client(authority, server.port, "60s") as one,
+        ):
+            if is_honest:
+                answer = await one.channel.send("POST", "/v1/embeddings", {}, body)
+                assert await answer.aread() == b'{"ok": true}'
+                assert server.received.count(SECRET) == 1 and server.received.endswith(body)
+            else:
+                with pytest.raises(AttestationError):
+                    await one.channel.send("POST", "/v1/embeddings", {}, body)
+                assert not server.received
+            assert server.asked == 2
+            parts = [reader.seen.partition(b"\r\n\r\n")[2] for reader in server.readers]
+            assert sorted(len(part) for part in parts if part) == [
+                sent * channel.PIECE_BYTES, *([len(body)] if is_honest else [])
+            ]  # fmt: skip
+
+    asyncio.run(work())
+
+
 def test_leases_that_end_under_load_lose_nothing(authority: Authority) -> None:
     async def work() -> None:
         async with (
@@ -372,7 +450,10 @@ def test_a_proxy_of_the_environment_sees_nothing(authority: Authority, monkeypat
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_of_several_servers_behind_one_address_each_is_verified(count: int, authority: Authority) -> None:
+def test_of_several_servers_behind_one_address_each_is_verified(
+    count: int, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_IDLE", 0)  # so that each request has a connection of its own
     pairs = [authority.issued(name) for name in "abc"[:count]]
     bad = key_of(pairs[1][0])
 
@@ -383,14 +464,14 @@ def test_of_several_servers_behind_one_address_each_is_verified(count: int, auth
         async with Server(pairs, honest, True).running() as server, client(authority, server.port) as one:
             for _ in range(6):
                 assert await one.ask() == b'{"ok": true}'
-                await one.channel._client.aclose()  # so that the next request has a connection of its own
-                one.channel._client = one.channel.connected()
             assert server.asked <= 2 * count
         async with Server(pairs, some, True).running() as server, client(authority, server.port) as one:
-            for _ in range(6):
+            accepted = 0
+            for _ in range(12):
                 with suppress(AttestationError):
-                    await one.ask()
-            assert not server.of_key.get(bad), "the one without evidence never received a request"
+                    accepted += await one.ask() == b'{"ok": true}'
+            assert {*server.of_key} == {key_of(pair[0]) for pair in pairs} - {bad}
+            assert 0 < accepted < 12, "a good one was accepted, a bad one refused"
 
     asyncio.run(work())
 
@@ -412,7 +493,7 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
     async def work() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        transport = connections.SeparateConnections(5)
+        transport = connections.SeparateConnections(5, None, 30.0)
         async with server:
             client = httpx2.AsyncClient(transport=transport, timeout=30)
             for _ in range(3):
@@ -432,6 +513,101 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
                 await writer.wait_closed()
 
     asyncio.run(work())
+
+
+def test_a_silent_server_holds_no_connection_for_longer_than_a_limit(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest, silent=True).running() as server,
+            client(authority, server.port, silence=0.2) as one,
+        ):
+            for _ in range(2):
+                with pytest.raises(Unreachable, match=r"silent for 0\.2 s"):
+                    await asyncio.wait_for(one.ask(), 5)
+            server.silent = False
+            assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
+
+    asyncio.run(work())
+
+
+def test_a_caller_that_leaves_a_silent_server_gives_its_connection_back_at_once(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest, silent=True).running() as server,
+            client(authority, server.port) as one,
+        ):
+            app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+            await leave(app, "/v1/chat/completions", lambda: bool(server.received))
+            server.silent = False
+            assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
+
+    asyncio.run(work())
+
+
+def test_a_header_that_is_not_ascii_is_sent_byte_for_byte(authority: Authority) -> None:
+    async def work() -> None:
+        async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
+            app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+            async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as local:
+                headers = {b"accept": b"\xff\xe9"}
+                assert (await local.post("/v1/embeddings", content=b"{}", headers=headers)).status_code == 200
+            assert b"\xff\xe9" in server.received
+            with pytest.raises(UsageError, match="ASCII"):
+                PlainProxy(one.channel, None, "t\u00f6ken", None, "by policy", Limits())
+
+    asyncio.run(work())
+
+
+def test_who_waits_for_a_free_connection_is_refused_after_a_limit() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        transport = connections.SeparateConnections(1, None, 0.1)
+        async with server, httpx2.AsyncClient(transport=transport, timeout=None) as client:
+            first = asyncio.create_task(client.get(url))
+            await asyncio.sleep(0.05)
+            with pytest.raises(Busy, match=r"all 1 connections to 127\.0\.0\.1 were in use for 0\.1 s"):
+                await asyncio.wait_for(client.get(url), 5)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(work())
+
+
+def test_a_connection_is_not_used_again_at_the_moment_at_which_its_server_closes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever sends on a connection forgets it well before the server's time for idle ones has passed."""
+    assert uvicorn.Config(Starlette()).timeout_keep_alive > 2 * connections.IDLE_SECONDS
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    ports = list[int]()
+
+    async def peer(request: Request) -> Response:
+        assert request.client is not None
+        ports.append(request.client.port)
+        return Response()
+
+    async def work(port: int) -> None:
+        async with connections.client_of(f"http://127.0.0.1:{port}", 1) as client:
+            for pause in (0.0, 0.8, 0.0):
+                await client.get("/")
+                await asyncio.sleep(pause)
+
+    with serving(Starlette(routes=[Route("/", peer)])) as port:
+        asyncio.run(work(port))
+    assert ports[0] == ports[1] != ports[2]
 
 
 def test_a_document_that_names_another_form_than_the_policys_binds_no_key(authority: Authority) -> None:
@@ -481,6 +657,37 @@ def test_those_who_wait_for_a_lease_share_a_failure_and_no_request_waits_longer_
         return b"{}"
 
     assert asyncio.run(work(slow, Unreachable)) <= 8
+
+
+def test_one_at_a_time_asks_for_a_lease_of_a_key_also_when_the_first_has_failed(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes after the first has let go, and before the second has begun, waits for the second."""
+    at_once, most, begun = 0, 0, 0
+
+    async def admit(self: AttestedChannel, spki: bytes) -> None:
+        nonlocal at_once, most, begun
+        at_once, begun = at_once + 1, begun + 1
+        most = max(most, at_once)
+        try:
+            await asyncio.sleep(0.05)
+            if begun == 1:
+                raise ConnectionError  # no failure that is kept for those who wait
+        finally:
+            at_once -= 1
+
+    async def work() -> None:
+        monkeypatch.setattr(AttestedChannel, "_admit", admit)
+        async with client(authority, 1) as one:
+            first, second = (asyncio.create_task(one.channel.admit(b"key")) for _ in range(2))
+            third = list[asyncio.Task[None]]()
+            first.add_done_callback(lambda _: third.append(asyncio.create_task(one.channel.admit(b"key"))))
+            results = await asyncio.gather(first, second, return_exceptions=True)
+            assert isinstance(results[0], ConnectionError) and results[1] is None
+            await third[0]
+            assert begun == 3 and most == 1
+
+    asyncio.run(work())
 
 
 def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> None:

@@ -44,10 +44,10 @@ from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault, seal
 from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table, nvml_evidence
 from milkglass.cli.serve import FrontAddress
-from milkglass.errors import AttestationError, Busy, Conflict, UsageError
+from milkglass.errors import AttestationError, Busy, Conflict, Unreachable, UsageError
 from milkglass.server.process import WebServer, listen, url_of
 from milkglass.server.settings import Limits
-from tests.attest.programs import serving
+from tests.attest.programs import leave, serving
 from tests.attest.samples import SAMPLES, TODAY
 from tests.server.kit import until
 
@@ -304,6 +304,44 @@ def test_a_stranger_who_asks_for_evidence_again_and_again_locks_nobody_else_out(
     run(work)
 
 
+def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_no_more() -> None:
+    going, at_once, most = threading.Event(), [0], [0]
+
+    class Slow(Software):
+        def report(self, signed_data: bytes) -> Any:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            assert going.wait(20)
+            at_once[0] -= 1
+            return super().report(signed_data)
+
+    async def work() -> None:
+        app = Front(EvidenceSource(Slow()), SPKI).app()
+
+        async def ask(address: str) -> httpx2.Response:
+            transport = httpx2.ASGITransport(app, client=(address, 1))
+            async with httpx2.AsyncClient(transport=transport, base_url="https://x") as one:
+                return await one.get(PATH, params={"nonce": NONCE.hex()})
+
+        query = f"nonce={NONCE.hex()}"
+        await leave(app, PATH, lambda: at_once[0] == 1, method="GET", query=query)
+        full = front_module.MAX_EVIDENCE
+        asked = [asyncio.create_task(ask(f"192.0.2.{number}")) for number in range(full + 5)]
+        async with asyncio.timeout(20):
+            while sum(task.done() for task in asked) < 5:
+                await asyncio.sleep(0.01)
+        answers = [task.result() for task in asked if task.done()]
+        assert [answer.status_code for answer in answers] == [503] * 5, "those that left are not counted"
+        for answer in answers:
+            assert answer.headers["retry-after"] == "2" and str(full) in answer.json()["error"]["message"]
+        going.set()
+        codes = [answer.status_code for answer in await asyncio.gather(*asked)]
+        assert sorted(codes) == [200] * full + [503] * 5 and most == [1]
+        assert (await ask("192.0.2.99")).status_code == 200
+
+    run(work)
+
+
 def test_a_header_does_not_say_from_which_address_a_request_comes() -> None:
     """By the web server as it is, also from this machine, whose word many servers take for it."""
     address = FrontAddress("127.0.0.1", 0, None, None)
@@ -364,6 +402,36 @@ def test_few_sites_that_use_up_the_total_lock_out_nobody_who_had_none() -> None:
     assert taken(["192.0.2.7", "2001:db8:ffff::1", "192.0.2.7", "2001:db8:ffff:2::1"]) == 2, "each its first"
     many = [f"10.{number >> 8}.{number & 255}.1" for number in range(2_000)]
     assert taken(many) == EVIDENCE_WITH_FIRST - EVIDENCE_PER_MINUTE - 2, "first pieces have a limit, too"
+
+
+def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> None:
+    reached = list[str]()
+
+    async def engine_answers(request: Request) -> Response:
+        reached.append(request.url.path)
+        return JSONResponse({})
+
+    engine = Starlette(routes=[Route(path, engine_answers, methods=[how]) for path, how in passthrough.PATHS.items()])
+    token, vault = "t" * 16, Vault.new(tmp_path / "got", SENDER)
+
+    async def work() -> None:
+        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
+            for authorization in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
+                for path, how in passthrough.PATHS.items():
+                    answer = await one.request(how, path, headers=authorization)
+                    assert answer.status_code == (200 if path == "/health" else 401), path
+                    assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
+                assert (await one.get(PATH, params={"nonce": NONCE.hex()}, headers=authorization)).status_code == 200
+            assert {*reached} == {"/health"}
+            sealed = seal(b"x", vault.public_key, "x")
+            released = await one.post(RELEASE_PATH, params={"name": "x"}, content=sealed, headers=WITH_TOKEN)
+            assert released.status_code == 200, "a release has a token of its own"
+            with_token = {"Authorization": f"Bearer {token}"}
+            for path, how in passthrough.PATHS.items():
+                assert (await one.request(how, path, headers=with_token)).status_code == 200
+            assert {*reached} == {*passthrough.PATHS}
+
+    run(work)
 
 
 def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: Path) -> None:
@@ -505,6 +573,73 @@ def test_a_whole_answer_is_padded_and_says_the_same() -> None:
             assert (await one.post("/v1/embeddings", json={}, headers={QUIET_HEADER: "loud"})).status_code == 400
 
     run(work)
+
+
+def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_path: Path) -> None:
+    asked = list[bytes]()
+
+    async def models(request: Request) -> Response:
+        asked.append(await request.body())
+        return JSONResponse({"data": []})
+
+    async def empty(request: Request) -> Response:
+        return Response()
+
+    engine = Starlette(routes=[Route("/v1/models", models), Route("/health", empty)])
+
+    async def work(quiet: str) -> None:
+        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", token=RELEASE_TOKEN), engine) as one:
+            one.headers[QUIET_HEADER] = quiet
+            refused = [await one.get("/v1/models"), await one.get(PATH)]
+            one.headers.update(WITH_TOKEN)
+            answers = [
+                await one.request("GET", "/v1/models", content=b" " * PAD_BYTES), await one.get("/health"),
+                *refused, await one.get("/nothing"), await one.put("/v1/models"),
+                await one.post("/v1/embeddings", content=b"x", headers={"Content-Length": str(1 << 40)}),
+                await one.get("/v1/models", headers={QUIET_HEADER: "loud"}),
+            ]  # fmt: skip
+            assert [answer.status_code for answer in answers] == [200, 200, 401, 400, 404, 405, 413, 400]
+            for answer in answers:
+                assert len(answer.content) == PAD_BYTES == int(answer.headers["content-length"]), answer
+                assert answer.json() if answer.content.strip() else answer.url.path == "/health"
+            assert asked == [b""], "the engine gets no blanks"
+
+    for quiet in ("whole", "slots"):
+        asked.clear()
+        run(lambda quiet=quiet: work(quiet))
+
+
+def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on without an end, faster than slots leave."""
+    monkeypatch.setattr(passthrough, "MAX_QUIET", 50_000)
+    ended = threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            for _ in range(100_000):
+                yield b"data: " + b"x" * 992 + b"\n\n"
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async def engine(request: Request) -> Response:
+        return StreamingResponse(endless(), media_type="text/event-stream")
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
+        async with app.router.lifespan_context(app), client as one:
+            answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
+            assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
+        sent = list[bytes]()
+        with pytest.raises(Unreachable, match="50,000 bytes"):
+            async for piece in slots(endless()):
+                sent.append(piece)
+        assert len(sent) <= 2, "what waited is not sent first"
+
+    with serving(Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])])) as port:
+        asyncio.run(asyncio.wait_for(work(port), 20))
+        assert ended.wait(10), "the engine's connection was closed"
 
 
 @pytest.mark.parametrize("quiet", [None, "whole", "slots"])
@@ -760,3 +895,72 @@ def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"
     empty = certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
     assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
+
+
+@pytest.mark.parametrize("quiet", [{}, {QUIET_HEADER.encode(): b"whole"}])
+def test_a_header_that_is_not_ascii_crosses_byte_for_byte(quiet: dict[bytes, bytes]) -> None:
+    """From client to engine and back: bytes of Latin-1, and UTF-8 of what Latin-1 does not have."""
+    values, seen = (b"Bearer \xff\xe9", "Bearer \u20ac \u4e2d".encode()), list[bytes]()
+
+    async def answer(request: Request) -> Response:
+        value = dict(request.scope["headers"])[b"authorization"]
+        seen.append(value)
+        found = JSONResponse({})
+        found.raw_headers = [(b"content-type", b"application/json; a=" + value), (b"retry-after", value)]
+        return found
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
+        async with app.router.lifespan_context(app), client as one:
+            for value in values:
+                found = await one.post("/v1/embeddings", json={}, headers={b"authorization": value, **quiet})
+                assert found.status_code == 200 and dict(found.headers.raw)[b"retry-after"] == value
+
+    with serving(Starlette(routes=[Route("/v1/embeddings", answer, methods=["POST"])])) as port:
+        asyncio.run(work(port))
+    assert seen == [*values]
+
+
+@pytest.mark.parametrize("quiet", ["", "slots"])
+def test_an_answer_whose_first_part_is_never_read_gives_its_connection_back(
+    quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client leaves when the headers are on their way: nothing began to read the engine's body."""
+    monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
+
+    async def work(port: int) -> None:
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        async with app.router.lifespan_context(app):
+            for _ in range(2):
+                headers = {QUIET_HEADER: quiet} if quiet else None
+                sent = await leave(app, "/v1/chat/completions", lambda: False, headers)
+                assert [message.get("status") for message in sent] == [200]
+
+    with serving(ENGINE) as port:
+        asyncio.run(work(port))
+
+
+@pytest.mark.parametrize("quiet", ["", "whole", "slots"])
+def test_a_client_that_leaves_a_silent_engine_gives_its_connection_back(
+    quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
+    asked = 0
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += bool(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        engine = await asyncio.start_server(silent, "127.0.0.1", 0)
+        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}").app()
+        async with engine, app.router.lifespan_context(app):
+            for count in (1, 2, 3):
+                headers = {QUIET_HEADER: quiet} if quiet else None
+                await leave(app, "/v1/embeddings", lambda count=count: asked == count, headers)  # type: ignore[misc]
+                assert asked == count
+
+    run(work)

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, SLOT_BYTES, STATE_HEADER
+from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER
 from milkglass.proxy.guard import stated
 from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
@@ -84,6 +84,7 @@ class Running:
     folder: Path
     urls: dict[str, str]
     proxies: list[Program]
+    engine_url: str
 
     def client(self, quiet: str = "") -> OpenAI:
         return OpenAI(base_url=f"{self.urls[quiet]}/v1", api_key="any", max_retries=0, timeout=60)
@@ -102,14 +103,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     thread = threading.Thread(target=server.run)
     thread.start()
     until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    engine_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     authority = Authority(folder)
     certificate, key = authority.issued("server")
     with ExitStack() as stack:
         stack.callback(thread.join)
         stack.callback(setattr, server, "should_exit", True)
         serve = ("serve", "--attested", "--software", "--cert", certificate, "--tls-key", key, "--port", 0)
-        front = stack.enter_context(command(folder, "serve", *serve, "--in-front-of", f"http://127.0.0.1:{port}"))
+        front = stack.enter_context(command(folder, "serve", *serve, "--in-front-of", engine_url))
         policy = folder / "policy.toml"
         port = int(front.listening().rpartition(":")[2])
         policy.write_text(f'version = 1\nserver = "https://localhost:{port}"\nkinds = ["software"]\n')
@@ -119,7 +120,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             for quiet in ("", "whole", "slots")
         }
         urls = {quiet: one.listening() for quiet, one in started.items()}
-        yield Running(engine, front, folder, urls, [*started.values()])
+        yield Running(engine, front, folder, urls, [*started.values()], engine_url)
 
 
 @pytest.mark.parametrize("quiet", ["", "whole", "slots"])
@@ -201,6 +202,40 @@ def test_an_option_that_would_have_no_effect_is_refused_at_the_start(running: Ru
         assert found.exit_code == 2 and option[0] in found.output, found.output
 
 
+def test_a_server_with_a_token_is_used_with_it_alone(running: Running, tmp_path: Path) -> None:
+    token, short = tmp_path / "token", tmp_path / "short"
+    token.write_text("0123456789abcdef\n")
+    short.write_text("0123456789abcde\n")
+    authority = Authority(tmp_path)
+    certificate, key = authority.issued("server")
+    serve = ("serve", "--attested", "--software", "--cert", certificate, "--tls-key", key, "--port", 0)
+    found = call(*serve, "--token-file", short)
+    assert found.exit_code == 2 and "16 characters" in found.output
+    serve = (*serve, "--in-front-of", running.engine_url, "--token-file", token)
+    with command(tmp_path, "serve", *serve) as front:
+        url = front.listening().replace("127.0.0.1", "localhost")
+        (tmp_path / "policy.toml").write_text(f'version = 1\nserver = "{url}"\nkinds = ["software"]\n')
+        proxy = (
+            "proxy",
+            "--attested",
+            tmp_path / "policy.toml",
+            "--certificate",
+            authority.file,
+            "--open",
+            "--port",
+            0,
+        )
+        with (
+            command(tmp_path, "with", *proxy, "--token-file", token) as admitted,
+            command(tmp_path, "without", *proxy) as refused,
+        ):
+            for program, status in ((admitted, 200), (refused, 401)):
+                body = {"model": "m", "messages": MESSAGES}
+                answer = httpx2.post(f"{program.listening()}/v1/chat/completions", json=body, timeout=60)
+                assert answer.status_code == status and answer.json()
+        assert "0123456789abcdef" not in front.said + admitted.said
+
+
 @pytest.mark.parametrize("attested", ["by policy", "NOT ATTESTED"])
 def test_the_header_is_of_the_servers_answers_and_errors_are_the_proxys_own(attested: str) -> None:
     header = stated(attested)
@@ -208,6 +243,29 @@ def test_the_header_is_of_the_servers_answers_and_errors_are_the_proxys_own(atte
     assert header("/v1/models", 200) == {STATE_HEADER: attested}
     for path, status in (("/v1/models", 401), ("/v1/chat/completions", 502), ("/", 200), ("/health", 200)):
         assert header(path, status) == {STATE_HEADER: own}
+
+
+@pytest.mark.parametrize("quiet", ["whole", "slots"])
+def test_every_request_of_a_quiet_proxy_is_padded(quiet: Any) -> None:
+    sent = list[tuple[str, str, int]]()
+
+    class Channel:
+        policy = SimpleNamespace(evidence="milkglass", server="https://localhost")
+
+        async def send(self, method: str, path: str, headers: Any, body: bytes) -> httpx2.Response:
+            sent.append((method, headers[QUIET_HEADER], len(body)))
+            return httpx2.Response(200, stream=httpx2.ByteStream(b"{}"))
+
+    async def work() -> None:
+        channel: Any = Channel()
+        app = PlainProxy(channel, None, None, quiet, "by policy", Limits()).app()
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as one:
+            await one.get("/v1/models")
+            for size in (0, 1, PAD_BYTES, PAD_BYTES + 1):
+                await one.post("/v1/embeddings", content=b"x" * size)
+
+    asyncio.run(work())
+    assert sent == [("GET", quiet, PAD_BYTES), *(("POST", quiet, n * PAD_BYTES) for n in (1, 1, 1, 2))]
 
 
 def test_an_answer_of_the_server_keeps_its_header_also_where_it_is_an_error() -> None:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import httpx2
 from cryptography import x509
@@ -28,12 +29,12 @@ from cryptography import x509
 from milkglass.attest import evidence
 from milkglass.attest.chains import spki_of
 from milkglass.attest.claims import Verdict
-from milkglass.attest.connections import SeparateConnections
+from milkglass.attest.connections import SILENCE_SECONDS, client_of
 from milkglass.attest.evidence import MAX_DOCUMENT, NONCE
 from milkglass.attest.policy import Policy, judge
 from milkglass.attest.providers import PROVIDERS, read_evidence
 from milkglass.attest.sources import Collateral, with_collateral
-from milkglass.errors import AttestationError, Unreachable
+from milkglass.errors import AttestationError, Busy, Unreachable
 
 RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # for a whole answer with evidence
@@ -128,45 +129,41 @@ class AttestedChannel:
 
     Attributes:
         verdicts: receives each verdict, also a refusal. Evidence that does not verify has none.
+
+    Args:
+        silence: seconds that an answer may be silent, and that a request waits for a free connection.
     """
 
     def __init__(
         self, policy: Policy, verify: Verify, authority: Path | None = None,
         verdicts: Callable[[Verdict], None] = lambda verdict: None, leases: Leases | None = None,
-        timeout: httpx2.Timeout | None = None,
+        silence: float = SILENCE_SECONDS,
     ) -> None:  # fmt: skip
         self.policy, self.verdicts, self._verify, self._authority = policy, verdicts, verify, authority
         self.leases = leases or Leases(policy.lease_seconds)
         self.context = admitting(self.leases.live, authority)
-        self._admissions = dict[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
+        self._admissions = WeakValueDictionary[bytes, asyncio.Lock]()  # by key, while somebody waits for its lease
         self._failures = dict[bytes, tuple[float, AttestationError | Unreachable]]()  # until when, and with what
-        self._timeout = timeout or httpx2.Timeout(None, connect=30.0)
-        self._client = self.connected()
+        self._silence = silence
+        self._client = client_of(policy.server, MAX_CONNECTIONS, self.context, silence)
 
-    def connected(self) -> httpx2.AsyncClient:
-        """Returns a client of the server, whose connections are admitted one by one."""
-        client = httpx2.AsyncClient(
-            base_url=self.policy.server, trust_env=False, timeout=self._timeout,
-            headers={"Accept-Encoding": "identity"},
-            transport=SeparateConnections(MAX_CONNECTIONS, self.context),
-        )  # fmt: skip
-        del client.headers["User-Agent"]
-        return client
-
-    async def send(self, method: str, path: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, its body unread. Close it.
 
         Raises:
-            AttestationError: the policy does not allow what answers there. Nothing of the request was sent.
-            Unreachable: there is no answer.
+            AttestationError: the policy does not allow what answers there. Nothing was sent to it without a lease.
+            Unreachable: there is no answer, or none in time.
+            Busy: no connection is free.
         """
-        admissions = 0
+        admissions, sent_headers = 0, httpx2.Headers(headers, "latin-1")
+        sent_headers["Content-Length"] = str(len(body))
         while True:
-            request = self._client.build_request(
-                method, path, headers={**headers, "Content-Length": str(len(body))}, content=_pieces(body)
-            )
+            request = self._client.build_request(method, path, headers=sent_headers, content=_pieces(body))
             try:
                 return await self._client.send(request, stream=True)
+            except httpx2.ReadTimeout:
+                fault = f"{self.policy.server} was silent for {self._silence:g} s"
+                raise Unreachable(fault, "try again; ask for shorter answers, or for a stream") from None
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admitted(error, admissions):
                     raise unreachable(self.policy.server, error) from error
@@ -215,9 +212,6 @@ class AttestedChannel:
         except (AttestationError, Unreachable) as error:
             self._failures[spki] = (time.monotonic() + FAILURE_SECONDS, error)
             raise
-        finally:
-            if not lock.locked():
-                self._admissions.pop(spki, None)
 
     def _raise_recent_failure(self, spki: bytes) -> None:
         """Raises what a key's last admission failed with, if that was moments ago: those who waited share it."""
@@ -238,7 +232,7 @@ class AttestedChannel:
                 if not verdict.holds:
                     name, reason = next(iter(verdict.refused.items()))
                     hint = "see `milkglass attest URL --policy POLICY`"
-                    raise AttestationError(name, f"nothing was sent: {reason}", hint)
+                    raise AttestationError(name, f"nothing was sent without a lease: {reason}", hint)
                 self.leases.grant(peer)
             if not spki:
                 return
@@ -265,15 +259,16 @@ async def evidence_from(
         keys.append(spki)
         return spki == keys[0]
 
-    context = admitting(is_first_key, authority)
+    path = PROVIDERS[provider].path.format(nonce=nonce.hex())
     try:
         async with (
             asyncio.timeout(EVIDENCE_SECONDS),
-            httpx2.AsyncClient(verify=context, trust_env=False, timeout=EVIDENCE_SECONDS) as client,
-            client.stream("GET", server + PROVIDERS[provider].path.format(nonce=nonce.hex())) as answer,
+            client_of(server, 1, admitting(is_first_key, authority), EVIDENCE_SECONDS) as client,
+            client.stream("GET", path) as answer,
         ):
             if answer.status_code != 200:
-                raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})")
+                hint = "try again in a minute" if answer.status_code == Busy.status else ""
+                raise AttestationError("evidence", f"the server gives no evidence (status {answer.status_code})", hint)
             async for chunk in answer.aiter_raw():
                 body += chunk
                 if len(body) > MAX_DOCUMENT:

@@ -15,26 +15,51 @@ from dataclasses import dataclass
 
 import httpx2
 
+from milkglass.errors import Busy
+
 MAX_IDLE = 64  # connections that are kept for later requests
+IDLE_SECONDS = 2.0  # that one is kept: servers close theirs after 5, and a request must not meet that
+CONNECT_SECONDS = 30.0
+SILENCE_SECONDS = 600.0  # seconds without a byte of the other side's, and for a free connection
 
 
-class SeparateConnections(httpx2.AsyncBaseTransport):
-    """Sends each request on a connection that is free, or on a new one.
+def client_of(
+    server: str, max_connections: int, context: ssl.SSLContext | None = None, silence: float = SILENCE_SECONDS
+) -> httpx2.AsyncClient:
+    """Returns a client of one server, which tells it nothing about this library.
 
     Args:
         max_connections: requests at a time; further ones wait.
         context: of TLS. None: the usual one.
+        silence: seconds that the server may be silent, and that a request waits for a free connection.
     """
+    client = httpx2.AsyncClient(
+        base_url=server, trust_env=False, timeout=httpx2.Timeout(silence, connect=CONNECT_SECONDS),
+        headers={"Accept-Encoding": "identity"}, transport=SeparateConnections(max_connections, context, silence),
+    )  # fmt: skip
+    del client.headers["User-Agent"]
+    return client
 
-    def __init__(self, max_connections: int, context: ssl.SSLContext | None = None) -> None:
+
+class SeparateConnections(httpx2.AsyncBaseTransport):
+    """Sends each request on a connection that is free, or on a new one. See `client_of`."""
+
+    def __init__(self, max_connections: int, context: ssl.SSLContext | None, silence: float) -> None:
         # One context for all connections: to make it takes longer than a request
         self._context = context or httpx2.create_ssl_context(trust_env=False)
-        self._free = asyncio.Semaphore(max_connections)
+        self._free, self._max, self._silence = asyncio.Semaphore(max_connections), max_connections, silence
         self._idle = list[httpx2.AsyncHTTPTransport]()
         self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        await self._free.acquire()
+        try:
+            async with asyncio.timeout(self._silence):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Busy(
+                f"all {self._max} connections to {request.url.host} were in use for {self._silence:g} s",
+                "try again later, with fewer requests at a time",
+            ) from None
         connection = self._idle.pop() if self._idle else self._new()
         try:
             answer = await connection.handle_async_request(request)
@@ -49,7 +74,7 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
         )
 
     def _new(self) -> httpx2.AsyncHTTPTransport:
-        limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
+        limits = httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS)
         return httpx2.AsyncHTTPTransport(verify=self._context, trust_env=False, limits=limits)
 
     async def _release(self, connection: httpx2.AsyncHTTPTransport) -> None:

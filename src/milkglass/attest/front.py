@@ -1,17 +1,19 @@
 """The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
 
 The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Processors are slow to sign, and limit how often they do. So each address gets evidence a limited number of
-times a minute, and so do all addresses together. Beyond that, only an address that had none in the last minute gets
-its first.
+handed on. Processors are slow to sign, and limit how often they do. So one piece of evidence is made at a time, and
+few wait. Each address gets evidence a limited number of times a minute, and so do all addresses together. Beyond that,
+only an address that had none in the last minute gets its first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,38 +23,28 @@ from cryptography import x509
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
 from milkglass.attest import passthrough, sealing
 from milkglass.attest.chains import spki_of
 from milkglass.attest.channel import RELEASE_PATH
-from milkglass.attest.connections import SeparateConnections
+from milkglass.attest.connections import client_of
 from milkglass.attest.evidence import NONCE
-from milkglass.attest.passthrough import (
-    ANSWERED_HEADERS,
-    ATTESTED,
-    EVENTS_TYPE,
-    FORWARDED_HEADERS,
-    JSON_TYPE,
-    NOT_ATTESTED,
-    QUIET_HEADER,
-    STATE_HEADER,
-    Stating,
-)
 from milkglass.attest.providers import PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
-from milkglass.server.http.guard import BodyRule, Guard
+from milkglass.server.http.guard import OPEN_PATHS, BodyRule, Guard
+from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
 # Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
 EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
+MAX_EVIDENCE = 16  # pieces that are made, of which there is one at a time, or wait for that
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
-SILENCE_SECONDS = 600.0  # seconds without a byte of the engine's
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
 
@@ -68,25 +60,25 @@ class Front:
         engine: the address of the engine on this machine. None: evidence alone is given.
         vault: keeps files that are released to this machine. None: none are taken.
         limits: of connections and bodies.
+        token: what every request needs but those for evidence and health, and releases, which have their own. None:
+            whoever reaches the server may ask.
     """
 
     def __init__(
         self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None,
-        limits: Limits | None = None,
+        limits: Limits | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.spki, self.engine, self.vault = source, spki, engine, vault
+        self.source, self.spki, self.engine, self.vault, self.token = source, spki, engine, vault, token
         self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
+        self._maker, self._making = ThreadPoolExecutor(1, "evidence"), 0
         self._client: Any = None
 
     def app(self) -> Starlette:
         @asynccontextmanager
         async def running(_: Starlette) -> AsyncIterator[None]:
-            async with httpx2.AsyncClient(
-                base_url=self.engine or "http://127.0.0.1", trust_env=False, headers={"Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(SILENCE_SECONDS, connect=30.0), transport=SeparateConnections(MAX_CONNECTIONS),
-            ) as self._client:  # fmt: skip
+            async with client_of(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
                 yield
 
         forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
@@ -96,18 +88,28 @@ class Front:
         routes = [Route(path, handler, methods=[method]) for path, method, handler in work]
         app = passthrough.web_app(routes, running)
         app.add_middleware(
-            Guard, token=None, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False
+            Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
+            open_paths={*OPEN_PATHS, PATH, RELEASE_PATH},
         )  # fmt: skip
-        headers = {STATE_HEADER: ATTESTED if self.attested else NOT_ATTESTED, "Cache-Control": "no-store"}
-        app.add_middleware(Stating, headers=lambda path, status: headers)
+        app.add_middleware(passthrough.Padding)
+        state = passthrough.ATTESTED if self.attested else passthrough.NOT_ATTESTED
+        headers = {passthrough.STATE_HEADER: state, "Cache-Control": "no-store"}
+        app.add_middleware(passthrough.Stating, headers=lambda path, status: headers)
         return app
 
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce = _nonce(request.query_params.get("nonce", ""))
+        if self._making == MAX_EVIDENCE:
+            raise Busy(f"{MAX_EVIDENCE} pieces of evidence are being made or wait", "try again in a moment")
         self._budget.take("" if request.client is None else request.client.host)
-        evidence = await run_in_threadpool(self.source.evidence, self.spki, nonce)
-        return Response(evidence.document(), media_type=JSON_TYPE)
+        made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
+        self._making += 1
+        try:
+            evidence = await unless_gone(made, disconnect(request))
+        finally:
+            self._making -= 1
+        return GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
@@ -125,22 +127,23 @@ class Front:
         """Hands a request to the engine, and its answer back, quietly if that is asked for."""
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-        quiet = passthrough.quiet_of(request.headers.get(QUIET_HEADER))
-        body = await passthrough.body_of(request)
-        forwarded = self._client.build_request(
-            request.method, request.url.path, content=body, headers=passthrough.kept(request.headers, FORWARDED_HEADERS)
-        )
+        quiet = passthrough.quiet_of(request.headers.get(passthrough.QUIET_HEADER))
+        body = await request.body()
+        if request.method != "POST":
+            body = b""  # the blanks of a quiet one
+        headers = passthrough.kept(request.headers.raw, passthrough.FORWARDED_HEADERS)
+        forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
+        return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
+
+    async def _answer(self, request: httpx2.Request, quiet: passthrough.Quiet | None) -> Response:
         try:
-            answer = await self._client.send(forwarded, stream=True)
+            answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.kept(answer.headers, ANSWERED_HEADERS)
-        if quiet == "slots" and EVENTS_TYPE in headers.get("content-type", ""):
-            parts = passthrough.slots(answer.aiter_raw())
-            return StreamingResponse(passthrough.closing(parts, answer), answer.status_code, headers)
-        if quiet is not None:
-            return Response(passthrough.padded(await passthrough.whole(answer)), answer.status_code, headers)
-        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, headers)
+        headers = passthrough.kept(answer.headers.raw, passthrough.ANSWERED_HEADERS)
+        if quiet is None or (quiet == "slots" and passthrough.EVENTS_TYPE in headers.get("content-type", "")):
+            return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
+        return Response(await passthrough.whole(answer), answer.status_code, headers)
 
 
 class EvidenceBudget:
@@ -161,10 +164,14 @@ class EvidenceBudget:
                     del self._made_for[old]
         for group, most in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
             if self._made_for[group] >= most:
-                raise Busy(f"more than {most} pieces of evidence a minute for one address", "try again in a minute")
+                raise Busy(
+                    f"more than {most} pieces of evidence a minute for one address",
+                    "try again in a minute",
+                    retry_after=60,
+                )
         most = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
         if len(self._made) >= most:
-            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute")
+            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute", retry_after=60)
         self._made.append((now, groups))
         self._made_for.update(groups)
 

@@ -1,6 +1,7 @@
 """Requests that are handed on as they are: by a client's proxy to an attested server, and by it to an engine.
 
-Only listed paths and headers cross. A quiet answer says little by its sizes and times:
+Only listed paths and headers cross. A quiet answer says little by its sizes and times, and requests and refusals are
+padded, too:
 
     whole    the answer is collected, and padded with blanks to a multiple of PAD_BYTES
     slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a comment that fills the slot
@@ -9,26 +10,28 @@ Only listed paths and headers cross. A quiet answer says little by its sizes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import httpx2
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.server.http.errors import REASONS, Refused
+from milkglass.server.http.routing import unless_gone
 from milkglass.server.settings import error_for_caller
 
 Quiet = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
 STATE_HEADER = "Milkglass-Attested"  # the header of each answer
 MAX_BODY = 32 << 20
+MAX_QUIET = 32 << 20  # bytes of an answer that wait here, since it is to be quiet
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
@@ -36,17 +39,13 @@ PATHS = {
     # Of vLLM, llama.cpp and SGLang, by token ids: what a proxy with a key asks
     "/inference/v1/generate": "POST", "/completion": "POST", "/generate": "POST",
 }  # fmt: skip
-FORWARDED_HEADERS = ("content-type", "accept", "authorization")
-ANSWERED_HEADERS = ("content-type", "retry-after")
+FORWARDED_HEADERS = (b"content-type", b"accept", b"authorization")
+ANSWERED_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 ADDRESSES = f"It has {', '.join(PATHS)}"
 # What the header says
-ATTESTED, BY_POLICY, NOT_ATTESTED, OWN_ANSWER = (
-    "see the evidence",
-    "by policy",
-    "NOT ATTESTED",
-    "the proxy's own answer",
-)
+ATTESTED, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
+OWN_ANSWER = "the proxy's own answer"
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
@@ -58,7 +57,8 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
         if known is None:
             raise error
         status = 502 if isinstance(known, Unreachable) else known.status
-        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status)
+        headers = {"Retry-After": str(known.extra.get("retry_after", 2))} if status == 503 else None
+        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status, headers)
 
     async def on_http(request: Request, error: Any) -> Response:
         if isinstance(error, Refused):
@@ -98,23 +98,40 @@ class Stating:
         await self._app(scope, receive, stating if scope["type"] == "http" else send)
 
 
-async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
-    """Returns a request's body. Raises UsageError if it has more than `limit` bytes."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise UsageError(f"the body has more than {limit:,} bytes", "send less at a time")
-    return bytes(body)
+class Padding:
+    """Pads whatever comes whole to a request for a quiet answer, refusals too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message | None = None
+
+        async def padding(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
+                start = message
+                return
+            if start is not None:
+                message = {**message, "body": padded(message["body"])}
+                headers = MutableHeaders(raw=[*start["headers"]])
+                headers["content-length"] = str(len(message["body"]))
+                await send({**start, "headers": headers.raw})
+                start = None
+            await send(message)
+
+        is_quiet = scope["type"] == "http" and QUIET_HEADER in Headers(scope=scope)
+        await self._app(scope, receive, padding if is_quiet else send)
 
 
-def kept(headers: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: headers[name] for name in names if name in headers}
+def kept(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
+    """Returns the headers with these names byte for byte, for not every value is ASCII. Of several the last counts."""
+    return httpx2.Headers({name.lower(): value for name, value in headers if name.lower() in names}, "latin-1")
 
 
 def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
-    """Returns JSON padded with blanks to a multiple of `size` bytes, which changes nothing of what it says."""
-    return body + b" " * (-len(body) % size)
+    """Returns JSON padded with blanks, which say nothing, to a multiple of `size` bytes, and to that at least."""
+    return body + b" " * (-len(body) % size if body else size)
 
 
 def quiet_of(header: str | None) -> Quiet | None:
@@ -124,26 +141,66 @@ def quiet_of(header: str | None) -> Quiet | None:
     return header  # type: ignore[return-value]
 
 
-async def closing(parts: AsyncIterator[bytes], answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yields the parts of an answer, and closes it at their end or when they are not read on."""
+class HandedOn(StreamingResponse):
+    """An answer that is handed on as it comes, or in slots.
+
+    However this ends, and even before the first part was read, its connection is free afterwards.
+    """
+
+    def __init__(self, answer: httpx2.Response, headers: Mapping[str, str], in_slots: bool = False) -> None:
+        self._answer, self._parts = answer, parts_of(answer)
+        if in_slots:
+            self._parts = slots(self._parts)
+        super().__init__(self._parts, answer.status_code, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
+        finally:
+            await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._parts.aclose()
+        finally:
+            await self._answer.aclose()
+
+
+async def parts_of(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Yields the parts of an answer. Raises Unreachable if it breaks off."""
     try:
-        async for part in parts:
+        async for part in answer.aiter_raw():
             yield part
     except httpx2.TransportError as error:
         raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
+
+
+async def whole(answer: httpx2.Response) -> bytes:
+    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off, or is too long."""
+    body = bytearray()
+    try:
+        async for part in parts_of(answer):
+            body += part
+            _require_short(body)
+        return bytes(body)
     finally:
         await asyncio.shield(answer.aclose())
 
 
-async def whole(answer: httpx2.Response) -> bytes:
-    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off."""
-    return b"".join([part async for part in closing(answer.aiter_raw(), answer)])
+def _require_short(waiting: bytearray) -> None:
+    if len(waiting) > MAX_QUIET:
+        waiting.clear()  # to send it first would take half an hour
+        raise Unreachable(
+            f"more than {MAX_QUIET:,} bytes of a quiet answer wait",
+            f"ask for less at a time, or without {QUIET_HEADER}",
+        )
 
 
-async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yields pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
 
-    An event begins in a slot only when all of it has come. One that is longer than a slot takes several.
+    An event begins in a slot only when all of it has come. One that is longer than a slot takes several. Raises
+    Unreachable if too much of the answer waits.
     """
     buffer, ended = bytearray(), asyncio.Event()
 
@@ -151,6 +208,7 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         try:
             async for part in parts:
                 buffer.extend(part)
+                _require_short(buffer)
         finally:
             ended.set()
 
@@ -171,6 +229,7 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         await task
     finally:
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # it no longer reads when the answer is closed
 
 
 def filler(size: int) -> bytes:

@@ -14,12 +14,12 @@ from milkglass.cli.ui.options import given_options, read_token, refuse_unused
 from milkglass.cli.ui.terminal import note
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
-from milkglass.server.settings import Limits
+from milkglass.server.settings import Limits, require_token
 from milkglass.system import is_loopback
 
 USED_WITH_ATTESTED = frozenset({
-    "attested", "host", "port", "cert", "tls_key", "in_front_of", "software", "gpus", "collateral", "receive",
-    "receive_from",
+    "attested", "host", "port", "token_file", "cert", "tls_key", "in_front_of", "software", "gpus", "collateral",
+    "receive", "receive_from",
 })  # fmt: skip
 
 
@@ -31,7 +31,10 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8420,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the token  [default: made in HOME/token]")
+        Path | None,
+        typer.Option(
+            "--token-file", help="A file with the token  [default: made in HOME/token; with --attested: no token]"
+        ),
     ] = None,
     cert: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -105,7 +108,9 @@ def serve(
                 "give the folder, and the digest that `sha256sum release.token` prints",
             )
         received = None if receive is None or receive_from is None else (receive, receive_from)
-        _attested(FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received)
+        _attested(
+            FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received, token_file
+        )
         return
     of_attested = {
         "--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral,
@@ -168,12 +173,13 @@ class FrontAddress:
 
 def _attested(
     address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
-    received: tuple[Path, str] | None,
+    received: tuple[Path, str] | None, token_file: Path | None,
 ) -> None:  # fmt: skip
     """Gives evidence for the TLS key, and hands requests to an engine on this machine.
 
     Args:
         received: the folder of released files, and the digest of their sender's token.
+        token_file: holds the token that requests to the engine need. None: they need none.
     """
     if address.tls_certificate is None:
         raise UsageError(
@@ -183,6 +189,7 @@ def _attested(
     require_tls(address.tls_certificate, address.tls_key)
     if engine is not None and not is_loopback(urlsplit(engine).hostname or ""):
         raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
+    token = None if token_file is None else require_token(read_token(token_file) or "")
     from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import Front, key_of
@@ -200,7 +207,7 @@ def _attested(
         note(NOT_ATTESTED)
     process.prepare()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request that is handed on
-    front = Front(source, spki, engine, vault, address.connections)
+    front = Front(source, spki, engine, vault, address.connections, token)
     process.run(
         front.app(), address, "serve --attested" if front.attested else f"serve --attested ({passthrough.NOT_ATTESTED})"
     )

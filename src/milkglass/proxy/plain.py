@@ -12,14 +12,16 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
 from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, Quiet
+from milkglass.client.remote.connection import require_token
 from milkglass.errors import UsageError
 from milkglass.proxy.guard import LocalGuard, stated
+from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
 
@@ -34,7 +36,8 @@ class PlainProxy:
         attested: what the header of the server's answers says.
 
     Raises:
-        UsageError: quiet answers are asked of a server that is not ours, and knows nothing of them.
+        UsageError: the server's token cannot be part of a header, or quiet answers are asked of a server that is not
+            ours, and knows nothing of them.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class PlainProxy:
                 f"--quiet has no effect: the policy is for evidence of {channel.policy.evidence}, whose servers do not "
                 "make their answers quiet", "leave it out, or use a server of `milkglass serve --attested`",
             )  # fmt: skip
+        require_token(server_token)
         self.channel, self.token, self.server_token = channel, token, server_token
         self.quiet, self.attested, self.limits = quiet, attested, limits
 
@@ -65,14 +69,19 @@ class PlainProxy:
 
     async def forward(self, request: Request) -> Response:
         """Sends a request through the channel, and returns the answer as it comes."""
-        body = await passthrough.body_of(request)
-        headers = passthrough.kept(request.headers, FORWARDED_HEADERS)
+        body = await request.body()
+        if len(body) > passthrough.MAX_BODY:
+            raise UsageError(f"the body has more than {passthrough.MAX_BODY:,} bytes", "send less at a time")
+        headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
-        if self.quiet is not None and body:
+        if self.quiet is not None:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
-        answer = await self.channel.send(request.method, request.url.path, headers, body)
-        answered = {**passthrough.kept(answer.headers, ANSWERED_HEADERS), STATE_HEADER: self.attested}
-        return StreamingResponse(passthrough.closing(answer.aiter_raw(), answer), answer.status_code, answered)
+        sending = self.channel.send(request.method, request.url.path, headers, body)
+        if (answer := await unless_gone(sending, disconnect(request))) is None:
+            return GONE
+        answered = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
+        answered[STATE_HEADER] = self.attested
+        return passthrough.HandedOn(answer, answered)

@@ -142,8 +142,15 @@ class ServerSettings:
             raise UsageError(f"quota is {self.quota}; 1 is the least", "give a positive number, or none")
         if self.prefix_cache < 0:
             raise UsageError(f"prefix_cache is {self.prefix_cache}; 0 is the least", "0 keeps nothing")
-        if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
-            raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
+        if self.token is not None:
+            require_token(self.token)
+
+
+def require_token(token: str) -> str:
+    """Returns a server's token. Raises UsageError for one that can be guessed, or cannot be in a header."""
+    if len(token) < 16 or not token.isascii() or " " in token:
+        raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
+    return token
 
 
 _POSITIVE = (

@@ -12,7 +12,7 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import final
 
@@ -161,13 +161,16 @@ Rule = Callable[[Scope], BodyRule]
 class Guard:
     """Admits requests. All requests together may have `max_held` bytes of bodies in memory.
 
-    Without a token everybody may ask, and the application decides. Without `access_log` requests are not logged.
+    Without a token everybody may ask, and the application decides, as it does for `open_paths`. Without `access_log`
+    requests are not logged.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, rule: Rule, max_held: int, limits: Limits, access_log: bool = True
-    ) -> None:
+        self, app: ASGIApp, token: str | None, rule: Rule, max_held: int, limits: Limits, access_log: bool = True,
+        open_paths: Collection[str] = OPEN_PATHS,
+    ) -> None:  # fmt: skip
         self._app, self._rule, self._limits, self._access_log = app, rule, limits, access_log
+        self._open_paths = open_paths
         self._memory = BodyMemory(max_held)
         self._expected = None if token is None else f"Bearer {token}".encode()
 
@@ -211,7 +214,7 @@ class Guard:
             body.release()
 
     def _is_admitted(self, path: str, authorization: bytes) -> bool:
-        if self._expected is None or path in OPEN_PATHS:
+        if self._expected is None or path in self._open_paths:
             return True
         return hmac.compare_digest(authorization, self._expected)
 
