@@ -169,7 +169,8 @@ class Verdict:
         holds = HOLDS if self.attested else HOLDS_FOR_SOFTWARE
         if self.accepted:
             holds += f", and accepts what is weak: {', '.join(self.accepted)}"
-        head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions do not hold"
+        verb = "does" if len(self.refused) == 1 else "do"
+        head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions {verb} not hold"
         return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
