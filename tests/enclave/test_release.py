@@ -215,7 +215,7 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
     calls = list[int]()
     encode = TablePackage.to_bytes
     monkeypatch.setattr(TablePackage, "to_bytes", lambda one: calls.append(1) or encode(one))
-    gate = Gate(package(), unattested=True)
+    gate = Gate(package(), allow_unattested=True)
     for _ in range(3):
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
         public = own.public_key().public_bytes_raw()
@@ -266,7 +266,7 @@ def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
     ):
         with pytest.raises(EnclaveError, match=words):
             released(bad)
-    gate.unattested, gate.verifier = True, None
+    gate.allow_unattested, gate.verifier = True, None
     with pytest.raises(EnclaveError, match="no enclave of SGX"):
         released(good.content())
 
