@@ -297,17 +297,17 @@ class SlowNonces(dict[str, float]):
 def test_a_release_during_a_challenge_neither_fails_nor_is_undone() -> None:
     gate = Gate(package())
     nonce, _ = gate.challenge(), gate.challenge()
-    nonces = SlowNonces(gate._nonces)
+    nonces = SlowNonces(gate._deadlines)
 
     def released() -> None:
         with pytest.raises(EnclaveError):
             gate.release(asked(nonce, b""))
 
     nonces.meanwhile = Thread(target=released)
-    gate._nonces = nonces
+    gate._deadlines = nonces
     gate.challenge()
     nonces.meanwhile.join()
-    assert nonce not in gate._nonces
+    assert nonce not in gate._deadlines
 
 
 def test_bf16_rows_are_read_as_they_are() -> None:
