@@ -16,8 +16,9 @@ from frame.rounds import interleaved
 from safetensors.numpy import save_file
 
 from milkglass.client.remote.remote import Remote
-from milkglass.client.remote.transfer import file_sha256, send
+from milkglass.client.remote.transfer import upload_file
 from milkglass.demo.run import Service
+from milkglass.files import sha256
 
 MIB = 1 << 20
 
@@ -36,14 +37,14 @@ def measure(quick: bool) -> Iterator[Figure]:
                 with source.open("r+b") as file:
                     file.seek(-8, os.SEEK_END)
                     file.write(next(numbers).to_bytes(8, "little"))
-                sent = send(remote.connection, source, file_sha256(source), "model", source.name)
+                sent = upload_file(remote.connection, source, sha256(source), "model", source.name)
                 remote.delete_upload(sent)
 
             def copied() -> None:
                 """What a copy between two folders with a check on either side costs."""
-                file_sha256(source)
+                sha256(source)
                 shutil.copyfile(source, folder / "copy")
-                file_sha256(folder / "copy")
+                sha256(folder / "copy")
 
             def bare() -> None:
                 shutil.copyfile(source, folder / "copy")

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from milkglass.errors import UsageError
+from milkglass.progress import Progress, no_progress
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+READ_BYTES = 1 << 20  # bytes of a file that are read at a time
 
 
 def require_writable(path: Path) -> None:
@@ -161,10 +163,14 @@ def remove_dir(folder: Path, aside: Path) -> None:
     shutil.rmtree(aside)
 
 
-def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a whole file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path, progress: Progress = no_progress) -> str:
+    """Returns the SHA-256 of a whole file in hex. `progress` receives the bytes that were read."""
+    hasher = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(READ_BYTES):
+            hasher.update(chunk)
+            progress(len(chunk))
+    return hasher.hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -69,7 +69,7 @@ def test_aliases_come_back_as_they_were_written(tmp_path: Path) -> None:
     (plain / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     base = Checkpoint.open(plain)
     codec = Codec.open(new_key(base, str(plain), ObfusLM(4, 0.1, 0.9, aliases=2), base.digest()), plain)
-    assert isinstance(codec.choices, AliasChoices)
+    assert isinstance(codec.alias_choices, AliasChoices)
     scene = scene_of_answers(codec, ["please call me", "thank you"])
     assert named(scene) == (0, 0)
     first, second, _, _ = scene.transcript.tokens

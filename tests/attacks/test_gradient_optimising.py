@@ -268,8 +268,8 @@ def test_the_prior_is_a_distribution_and_prefers_a_seen_order() -> None:
 
 def test_the_prior_does_not_read_over_the_end_of_a_text() -> None:
     prior = Prior(Sequences.of([[1, 2], [3, 4]]), 5)
-    assert len(prior.levels[1].keys) == 2
-    assert len(prior.levels[2].keys) == 0
+    assert len(prior.counts_by_length[1].ngrams) == 2
+    assert len(prior.counts_by_length[2].ngrams) == 0
     assert Prior(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
 
 

@@ -85,7 +85,7 @@ def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPo
         [known],
     )
     attacks = {"mine": attack}
-    done = run(scene, attacks, None, Budget(), 1, rules=RECIPE)
+    done = run(scene, attacks, None, Budget(), 1, options=RECIPE)
     return key_budget(scene, attacks, done, strongest(done.cells), Budget(), 1)
 
 

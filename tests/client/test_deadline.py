@@ -180,17 +180,17 @@ def test_an_upload_gets_on_by_whole_chunks(stub: Stub, quick: Remote, tmp_path: 
     stub.chunk_bytes = 1000
     stub.faults["PUT"] = [lambda h: h.answer(200, {"received": next(received)}) is None] * 4999
     with pytest.raises(RemoteError, match="the upload stays at 4 of 5000 bytes"):
-        transfer.send(quick.connection, tmp_path / "file", "0" * 64, "model", "a.safetensors")
+        transfer.upload_file(quick.connection, tmp_path / "file", "0" * 64, "model", "a.safetensors")
     stub.chunk_bytes = 1
     with pytest.raises(RemoteError, match="asks for chunks of 1 bytes, 512 is the least"):
-        transfer.send(quick.connection, tmp_path / "file", "1" * 64, "model", "a.safetensors")
+        transfer.upload_file(quick.connection, tmp_path / "file", "1" * 64, "model", "a.safetensors")
 
 
 def test_a_download_has_to_get_on(stub: Stub, quick: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "STEADY_SECONDS", SHORT)
     stub.replies["GET /file"] = dripping(b"x")
     with pytest.raises(Unreachable, match="did not come within"):
-        transfer.download(quick.connection, "/file", tmp_path / "file", 1 << 20)
+        transfer.download_file(quick.connection, "/file", tmp_path / "file", 1 << 20)
     assert left(stub)
 
 

@@ -116,7 +116,7 @@ def test_a_mark_that_is_none(codec: Codec, tmp_path: Path, change: Callable[[dic
 
 
 def test_a_codec_that_does_not_scramble_leaves_no_mark(codec: Codec, tmp_path: Path) -> None:
-    out = written(codec.unscrambling, tmp_path)
+    out = written(codec.without_scrambling, tmp_path)
     assert out.is_file() and not mark_path_of(out).exists()
 
 

@@ -226,7 +226,7 @@ def test_what_a_client_shares(name: str, other: str, monkeypatch: pytest.MonkeyP
     """Gradients differ by less than 1e-4 of the largest; noise that is bound to the gradient's last bits is fixed."""
     from milkglass.gradient_defences import defence
 
-    monkeypatch.setattr(defence, "bound", lambda stream, tensors: stream)
+    monkeypatch.setattr(defence, "stream_for", lambda tensors, stream: stream)
 
     def shared() -> dict[str, torch.Tensor]:
         ids, mask = torch.tensor(TEXTS[:1]), torch.ones(1, len(TEXTS[0]), dtype=torch.long)

@@ -215,7 +215,7 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
     calls = list[int]()
     encode = TablePackage.to_bytes
     monkeypatch.setattr(TablePackage, "to_bytes", lambda one: calls.append(1) or encode(one))
-    gate = Gate(package(), unattested=True)
+    gate = Gate(package(), allow_unattested=True)
     for _ in range(3):
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
         public = own.public_key().public_bytes_raw()
@@ -266,7 +266,7 @@ def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
     ):
         with pytest.raises(EnclaveError, match=words):
             released(bad)
-    gate.unattested, gate.verifier = True, None
+    gate.allow_unattested, gate.verifier = True, None
     with pytest.raises(EnclaveError, match="no enclave of SGX"):
         released(good.content())
 
@@ -297,17 +297,17 @@ class SlowNonces(dict[str, float]):
 def test_a_release_during_a_challenge_neither_fails_nor_is_undone() -> None:
     gate = Gate(package())
     nonce, _ = gate.challenge(), gate.challenge()
-    nonces = SlowNonces(gate._nonces)
+    nonces = SlowNonces(gate._deadlines)
 
     def released() -> None:
         with pytest.raises(EnclaveError):
             gate.release(asked(nonce, b""))
 
     nonces.meanwhile = Thread(target=released)
-    gate._nonces = nonces
+    gate._deadlines = nonces
     gate.challenge()
     nonces.meanwhile.join()
-    assert nonce not in gate._nonces
+    assert nonce not in gate._deadlines
 
 
 def test_bf16_rows_are_read_as_they_are() -> None:

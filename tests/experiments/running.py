@@ -14,7 +14,7 @@ from milkglass.experiments.reproduce import reproduce
 
 def run(path: Path, data: Path, out: Path, at_once: int, quick: bool = False) -> int:
     result = reproduce(path, data, out, quick, at_once, lambda words: None)
-    print(table.terminal_text(table.read(json.loads(result.read_text("utf-8")))))
+    print(table.terminal_text(table.result_table(json.loads(result.read_text("utf-8")))))
     return 0
 
 

@@ -68,30 +68,32 @@ def test_figures_over_epsilon_are_drawn() -> None:
     assert found.measure == "accuracy" and found.levels["after"] == 90.0
     assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
     result = {"recipe": "a", "paper": "b", "variants": variants, "figures": [one.to_json() for one in records]}
-    page = table.html(table.read(result))
+    page = table.html(table.result_table(result))
     assert "Over epsilon" in page and "dashed: plain" in page and curves.curves_svg([found]) in page
-    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.curves_of(records[:2], variants) == ()
+    assert (
+        "Over epsilon" not in table.html(table.result_table(COMPARED)) and curves.curves_of(records[:2], variants) == ()
+    )
     assert curves.curves_of(records, {**variants, "one": {"k": 2, "epsilon": 1}}) == (), (
         "they differ in more than epsilon"
     )
 
 
 def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:
-    found = table.read(COMPARED)
-    assert {data: [one.defence for one in rows] for data, rows in found.glance.items()} == {
+    found = table.result_table(COMPARED)
+    assert {data: [one.defence for one in rows] for data, rows in found.overview.items()} == {
         "cola": ["plain"], "sst2": ["plain", "a <b>, c"],
     }  # fmt: skip
-    worse = found.glance["sst2"][1]
+    worse = found.overview["sst2"][1]
     assert (worse.measure, worse.utility, worse.tokens, worse.content) == ("accuracy", 70.0, 25.0, None)
     page = table.html(found)
     assert page.count("<svg") == 2 and "a <b>" not in page
     assert "| 70.00 | 25.00 |  |" in table.markdown(found)
-    assert not table.read(RESULT).glance and "<svg" not in table.html(table.read(RESULT))
+    assert not table.result_table(RESULT).overview and "<svg" not in table.html(table.result_table(RESULT))
 
 
 def test_a_result_of_an_earlier_version_is_refused() -> None:
     with pytest.raises(UsageError, match="small .*records") as refused:
-        table.read({**RESULT, "figures": {"accuracy, plain": {"measured": 90.0}}})
+        table.result_table({**RESULT, "figures": {"accuracy, plain": {"measured": 90.0}}})
     assert "reproduce" in refused.value.hint
 
 
@@ -127,8 +129,8 @@ def cells(page: str) -> Cells:
 
 
 def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
-    found = table.read(RESULT)
-    assert [one.name for one in found.beside] == [
+    found = table.result_table(RESULT)
+    assert [one.name for one in found.compared] == [
         "accuracy, plain",
         "accuracy, k=4",
         "accuracy loss",
@@ -136,8 +138,8 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
         "same",
     ]
     assert found.notes == ("a smaller model", table.UNEXPLAINED)
-    assert [one.note for one in found.beside] == [1, 1, 2, 0, 0]
-    assert found.beside[0].difference == pytest.approx(-2.02)
+    assert [one.footnote for one in found.compared] == [1, 1, 2, 0, 0]
+    assert found.compared[0].difference == pytest.approx(-2.02)
     assert [(what, len(lines)) for what, lines in found.groups] == [("seconds", 2)]
     rows = cells(table.html(found)).rows
     assert ["accuracy, plain", "90.00", "", "92.02", "\u22122.02", "", "1"] in rows
@@ -164,7 +166,7 @@ def test_names_are_explained_to_who_has_not_read_the_code() -> None:
     ]
     more = {"seeds": [1, 2], "attacked": {"rows": 24, "seconds": None}, "data": {"mine": {"train": "a.tsv", "rows": 9}}}
     more["attacks"] = {"hidden": {"attack": "hidden-words"}}
-    found = table.read({**RESULT, "figures": figures, **more})
+    found = table.result_table({**RESULT, "figures": figures, **more})
     meanings = dict(found.meanings)
     assert meanings["hidden"] == "attack: Words in a text, from states"
     assert {"bag f1", "model only", "accuracy", "+-", "no figure"} < meanings.keys()
@@ -174,12 +176,15 @@ def test_names_are_explained_to_who_has_not_read_the_code() -> None:
     assert about["data"] == "mine = (train = a.tsv, rows = 9)"
     assert "- bag f1: of the words of a private text" in table.markdown(found)
     assert "<dt>hidden</dt>" in table.html(found)
-    bare = table.read({**RESULT, "figures": [{"measure": "seen", "value": 1.0}]})
+    bare = table.result_table({**RESULT, "figures": [{"measure": "seen", "value": 1.0}]})
     assert bare.meanings == () and "names mean" not in table.html(bare) + table.markdown(bare)
 
 
 def test_a_quick_table_says_so() -> None:
-    full, quick = table.read(RESULT), table.read({**RESULT, "recipe": "small.quick", "quick": {"rows": 9}})
+    full, quick = (
+        table.result_table(RESULT),
+        table.result_table({**RESULT, "recipe": "small.quick", "quick": {"rows": 9}}),
+    )
     assert full.title == "small" and quick.title == "small (quick)"
     assert "<title>small (quick)</title>" in table.html(quick)
     assert "<h1>small (quick)</h1>" in table.html(quick)
@@ -198,7 +203,7 @@ def nasty() -> table.ResultTable:
     ]
     result = {**RESULT, "recipe": NASTY, "paper": NASTY, "model": NASTY, "figures": figures, "quick": {NASTY: NASTY},
               "variants": {NASTY: {NASTY: NASTY}}, "public": {NASTY: [NASTY]}}  # fmt: skip
-    return table.read(result)
+    return table.result_table(result)
 
 
 def test_html_escapes_everything_and_needs_nothing_else() -> None:
@@ -236,9 +241,9 @@ def test_markdown_escapes_everything() -> None:
     ],
 )
 def test_numbers(value: float | None, shown: str) -> None:
-    assert table.number(value) == shown
+    assert table.formatted(value) == shown
     if value is not None and value > 0.01:
-        assert table.number(value, sign=True) == f"+{shown}"
+        assert table.formatted(value, sign=True) == f"+{shown}"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
@@ -246,7 +251,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
     result = shipped(path)
     file = tmp_path / f"{path.stem}.json"
     file.write_text(json.dumps(result), "utf-8")
-    text, page = table.write(file)
+    text, page = table.write_pages(file)
     assert (text.name, page.name) == (f"{path.stem}.md", f"{path.stem}.html")
     rows = cells(page.read_text("utf-8")).rows
     assert len(rows) > len(result["figures"])
@@ -256,7 +261,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
 
 def test_only_a_result_has_a_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"r\.toml .*result"):
-        table.write(tmp_path / "r.toml")
+        table.write_pages(tmp_path / "r.toml")
 
 
 def test_figures_of_shared_training_are_shares_and_some_cannot_be_told() -> None:
@@ -267,7 +272,7 @@ def test_figures_of_shared_training_are_shares_and_some_cannot_be_told() -> None
         {"measure": "drift, texts", "variant": "theory", "value": 0.5},
         {"measure": "slope of the loss deviation", "variant": "theory", "value": None, "undefined": why},
     ]
-    found = table.read({**RESULT, "task": "classification", "figures": figures})
+    found = table.result_table({**RESULT, "task": "classification", "figures": figures})
     meanings = dict(found.meanings)
     assert "share" in meanings["accuracy"] and meanings["dager"].startswith("attack: ")
     assert {"rouge-1", "drift, texts"} < meanings.keys() and "theory" not in meanings

@@ -20,7 +20,7 @@ from milkglass.attacks.gradients.free_tokens import FreeTokens
 from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, audit_updates, require_names
 from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
-from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, tokens, verdict
+from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
 from milkglass.errors import PoisonedUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare
@@ -146,10 +146,10 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert of(found, AS_THEY_ARE).measures == dager.measures, "an exact inversion is no better than the shadows"
     for name in ADAPTIVE:
         one = of(found, name)
-        assert one.state == "done" and one.trained is None and 0 <= tokens(one.measures).value < 1
+        assert one.state == "done" and one.trained is None and 0 <= token_share(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
     sentence = found.to_json()["verdict"]
-    most = max(100 * tokens(one.measures).value for one in found.results)
+    most = max(100 * token_share(one.measures).value for one in found.results)
     assert f"at least {most:.1f} %" in sentence
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
@@ -173,15 +173,15 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     assert found.public["given"] == len(alike) + 1 and found.public["own"] == 1, "the third text is behind no update"
     best = of(found, "shadow-decoding")
     assert best.state == "done" and best.rounds == (0, 1)
-    read = tokens(best.measures).value
-    assert read > 0.3 + max(tokens(of(found, name).measures).value for name in rules if name != best.attack)
+    read = token_share(best.measures).value
+    assert read > 0.3 + max(token_share(of(found, name).measures).value for name in rules if name != best.attack)
     sentence = found.to_json()["verdict"]
     assert f"at least {100 * read:.1f} %" in sentence and "(shadow-decoding;" in sentence
     assert "of the shadows" not in sentence, "nothing was run that reads them"
     assert "(13 of f.txt, 1 of" in found.to_json()["attackers_know"][-1]
     assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
-    assert tokens(of(bare, "shadow-decoding").measures).value < read
+    assert token_share(of(bare, "shadow-decoding").measures).value < read
     assert "--public FILE" in bare.to_json()["advice"]
 
 

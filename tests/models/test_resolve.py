@@ -35,7 +35,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_loading_is_quiet_and_fetching_is_not(drawn: None) -> None:
-    resolve.quiet()
+    resolve.hide_progress_bars()
     assert not logging.is_progress_bar_enabled()
     assert are_progress_bars_disabled() and not are_progress_bars_disabled("huggingface_hub.http_get")
 
@@ -43,7 +43,7 @@ def test_loading_is_quiet_and_fetching_is_not(drawn: None) -> None:
 @pytest.mark.parametrize("name", resolve.VERBOSITY_VARIABLES)
 def test_whoever_asked_for_more_gets_it(drawn: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "info")
-    resolve.quiet()
+    resolve.hide_progress_bars()
     assert logging.is_progress_bar_enabled()
 
 
@@ -133,7 +133,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedd
     model = replace(resolve.EMBEDDED["demo:smollm2"], file=source.name, sha256=sha256(source), converted_files=made)
     monkeypatch.setattr(resolve, "_package_file", lambda _: source)
     monkeypatch.setattr(resolve, "_convert_gguf", convert)
-    monkeypatch.setattr(resolve, "version", resolve.CONVERTERS.__getitem__)
+    monkeypatch.setattr(resolve, "version", resolve.CONVERTER_VERSIONS.__getitem__)
     monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     return model
@@ -162,10 +162,10 @@ def test_libraries_of_other_versions_have_a_folder_of_their_own(
 ) -> None:
     """What they write is not known beforehand; the sums beside the files show damage."""
     known = resolve.resolve(converted.ref)
-    monkeypatch.setattr(resolve, "version", {**resolve.CONVERTERS, "transformers": "9.0"}.__getitem__)
+    monkeypatch.setattr(resolve, "version", {**resolve.CONVERTER_VERSIONS, "transformers": "9.0"}.__getitem__)
     (tmp_path / "result").write_bytes(b"another")
     folder = resolve.resolve(converted.ref)
-    assert folder != known and converted.pinned is None
+    assert folder != known and converted.pinned_digests is None
     (folder / "model.safetensors").write_bytes(b"damaged")
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match=rf"model\.safetensors of the cached {converted.ref} "):
@@ -213,7 +213,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def test_a_revision_is_resolved_to_a_commit_before_anything_is_fetched(hub: Hub) -> None:
     folder = resolve.resolve("hf:owner/name")
     assert (hub.asked, hub.fetched) == ([("owner/name", None)], [("owner/name", COMMIT, False)])
-    assert resolve.recorded("hf:owner/name", folder) == f"hf:owner/name@{COMMIT}"
+    assert resolve.name_to_store("hf:owner/name", folder) == f"hf:owner/name@{COMMIT}"
     resolve.resolve("hf:owner/name@v1.0")
     assert hub.asked[1:] == [("owner/name", "v1.0")] and hub.fetched[1:] == [("owner/name", COMMIT, False)]
 
@@ -235,7 +235,7 @@ def test_what_was_fetched_before_is_found_by_its_old_name(hub: Hub) -> None:
     hub.cached = ("owner/name",)
     folder = resolve.resolve("owner/name")
     assert (hub.asked, hub.fetched) == ([], [("owner/name", None, True)])
-    assert resolve.recorded("owner/name", folder) == f"hf:owner/name@{COMMIT}"
+    assert resolve.name_to_store("owner/name", folder) == f"hf:owner/name@{COMMIT}"
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_a_hub_that_does_not_answer_is_an_error_in_words(hub: Hub, monkeypatch: 
 def test_a_folder_is_recorded_as_a_folder(hub: Hub) -> None:
     place = hub.folder / "owner" / "name"
     place.mkdir(parents=True)
-    assert resolve.recorded("owner/name", resolve.resolve("owner/name")) == str(place.resolve())
-    assert resolve.recorded("demo:minilm", place) == "demo:minilm"
+    assert resolve.name_to_store("owner/name", resolve.resolve("owner/name")) == str(place.resolve())
+    assert resolve.name_to_store("demo:minilm", place) == "demo:minilm"
 
 
 def test_weights_that_are_not_used_are_not_read(package: Path) -> None:

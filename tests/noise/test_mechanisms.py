@@ -16,7 +16,7 @@ from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.noise import grid
 from milkglass.noise.root import NoiseStream
-from milkglass.noise.stream import Stream, bound
+from milkglass.noise.stream import Stream, stream_for
 from tests.noise.kit import KEY, without_generators
 
 STATES = [  # a mechanism, the width of its noise, and the bound of its data, for 64 dimensions
@@ -72,10 +72,11 @@ def test_noise_is_bound_to_every_bit_of_the_data() -> None:
     close = {**tensors, "a": tensors["a"].clone()}
     close["a"][7] = torch.nextafter(close["a"][7], torch.tensor(2.0))
     draws = [
-        bound(Stream(KEY), one).long_words(64) for one in (tensors, tensors, close, {**tensors, "c": torch.ones(1)})
+        stream_for(one, Stream(KEY)).long_words(64)
+        for one in (tensors, tensors, close, {**tensors, "c": torch.ones(1)})
     ]
     assert (draws[0] == draws[1]).all()
     assert not (draws[0] == draws[2]).any() and not (draws[0] == draws[3]).any()
     stream = Stream(KEY)
-    bound(stream, tensors)
+    stream_for(tensors, stream)
     assert (stream.long_words(3) == Stream(KEY).long_words(3)).all(), "the stream itself does not move on"

@@ -38,7 +38,7 @@ def run(
     source: Path, out: Path, seed: int | None = 1, workers: int = 0, method: str = "custext", **fields: Any
 ) -> dict[str, Any]:
     shape = shape_of(source, **{name: frozenset(value) for name, value in fields.items()})
-    sanitizer = SANITIZERS.make(method, {"k": 5}).over(TABLE)
+    sanitizer = SANITIZERS.make(method, {"k": 5}).text_sanitizer(TABLE)
     return sanitize_file(sanitizer, source, shape, out, seed, {"method": method}, workers)
 
 
@@ -114,7 +114,7 @@ def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["custext", "santext"])
 def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path, method: str) -> None:
     source = lines_file(tmp_path / "in.txt", 3000)
-    sanitizer = SANITIZERS[method].over(table(400, 20), None)
+    sanitizer = SANITIZERS[method].text_sanitizer(table(400, 20), None)
     outs, reports = [], []
     for workers in (1, 3):
         out = tmp_path / f"{workers}.txt"

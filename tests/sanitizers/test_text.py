@@ -25,7 +25,7 @@ from tests.sanitizers.kit import WORDS, table
 TABLE = table(30, 4)
 COUNTS = np.arange(30)
 OF_TEXTS = {
-    name: SANITIZERS.make(name, {"k": 5} if "k" in parameters_of(type(one)) else {}).over(TABLE, COUNTS)
+    name: SANITIZERS.make(name, {"k": 5} if "k" in parameters_of(type(one)) else {}).text_sanitizer(TABLE, COUNTS)
     for name, one in SANITIZERS.items()
 }
 
@@ -168,7 +168,7 @@ def test_methods_refuse_early_what_cannot_be() -> None:
     with pytest.raises(UsageError, match="'dp'"):
         SANITIZERS.make("dp", {})
     with pytest.raises(UsageError, match="how often"):
-        SANITIZERS["rnm"].over(TABLE)
+        SANITIZERS["rnm"].text_sanitizer(TABLE)
 
 
 def test_contractions_are_words() -> None:

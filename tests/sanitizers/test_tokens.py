@@ -37,7 +37,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> TokenReader:
 
 def sanitizer(reader: TokenReader, counts: Any = None, **parameters: Any) -> TokenTextSanitizer:
     counts = np.ones(len(reader.table), np.int64) if counts is None else counts
-    result = RnmMethod(k=4, **parameters).reading(reader, counts)
+    result = RnmMethod(k=4, **parameters).with_reader(reader, counts)
     assert isinstance(result, TokenTextSanitizer)
     return result
 
@@ -127,4 +127,4 @@ def test_workers_have_the_tokenizer_too(reader: TokenReader, tmp_path: Path) -> 
 
 def test_a_method_that_keeps_words_is_by_words(reader: TokenReader) -> None:
     with pytest.raises(UsageError, match=r"custext\+ keeps"):
-        SANITIZERS.make("custext+", {"k": 4}).reading(reader)
+        SANITIZERS.make("custext+", {"k": 4}).with_reader(reader)

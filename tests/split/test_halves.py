@@ -42,7 +42,7 @@ def test_texts_are_classified_and_numbers_go_on_from_batch_to_batch(
     each: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise is bound to the last bits of states, which batches decide: without that, batches change nothing."""
-    monkeypatch.setattr("milkglass.noise.root.bound", lambda stream, tensors: stream)
+    monkeypatch.setattr("milkglass.noise.root.stream_for", lambda tensors, stream: stream)
     other = each.other()
     one = each.half().classify(TEXTS, None, other.info, other.answer)
     few = replace(other.info, max_texts=1)

@@ -49,8 +49,8 @@ def audit(
     """
     started = time.monotonic()
     by_clock = deadline(budget)
-    rules = RunOptions(deadline=by_clock)
-    finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, rules)
+    options = RunOptions(deadline=by_clock)
+    finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, options)
     best = strongest(finished.cells)
     points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
     spent = curve.tokens_to_reach(points)
@@ -120,14 +120,16 @@ def key_budget(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    same_rules = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
+    rerun_options = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue
         alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
         for size in curve.curve_sizes(len(scene.truth.sent.ids)):
             subset, tokens = curve.first_texts_of(replace(scene, adversaries=(alone,)), size)
-            (rerun,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=same_rules).attacks
+            (rerun,) = run(
+                subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
+            ).attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
             points.append(BudgetPoint(adversary.name, tokens, *curve.shares_read(subset, rerun.reading)))

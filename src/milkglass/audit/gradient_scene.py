@@ -27,39 +27,41 @@ def gradient_scene(
 
     Args:
         gradients: what one client shared, one for each step.
-        knowledge: the server's.
-        truth: grades the guesses.
-        shadows: what went into the gradients. None: the client's texts themselves.
+        knowledge: what the server has besides the gradients.
+        truth: grades the guesses of both.
+        shadows: the ids that went into the gradients in place of the texts. None: the texts themselves went in, and
+            there is no second attacker.
     """
-    size = len(truth.ordinary)
-    first = Adversary(SERVER, "sees the gradients and has the model", knowledge)
-    others_ = []
+    vocabulary = len(truth.ordinary)
+    server = Adversary(SERVER, "sees the gradients and has the model", knowledge)
+    others = []
     if shadows is not None:
-        others_.append(Adversary(INVERSION, "has all shadows", Knowledge(), Transcript((Tokens(shadows),), size)))
-    return Scene.of(Transcript(gradients, size), truth, first, others_)
+        others.append(Adversary(INVERSION, "has all shadows", Knowledge(), Transcript((Tokens(shadows),), vocabulary)))
+    return Scene.of(Transcript(gradients, vocabulary), truth, server, others)
 
 
-def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, batches: Ids) -> Truth:
-    """Returns the truth of texts behind gradients.
+def gradient_truth(original: Sequences, sent: Sequences, tokenizer: Any, vocabulary: int, batches: Ids) -> Truth:
+    """Returns the truth about the texts behind gradients.
 
     Args:
-        original: ids of the texts.
+        original: the ids of the texts.
         sent: the ids that went into the gradients, of the same lengths: their shadows, or the texts themselves.
-        tokenizer: of the public model.
+        tokenizer: the public model's.
+        vocabulary: the number of ids, which is the number of rows of the model's table.
         batches: how many texts were behind each of the gradients.
     """
-    ordinary = np.ones(size, np.bool_)
-    ordinary[[special_id for special_id in tokenizer.all_special_ids if special_id < size]] = False
-    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
-    content = content_tokens(original.counts(size), pieces + [""] * (size - len(pieces)))
+    ordinary = np.ones(vocabulary, np.bool_)
+    ordinary[[special_id for special_id in tokenizer.all_special_ids if special_id < vocabulary]] = False
+    pieces = [str(piece) for piece in tokenizer.convert_ids_to_tokens(range(min(vocabulary, len(tokenizer))))]
+    content = content_tokens(original.counts(vocabulary), pieces + [""] * (vocabulary - len(pieces)))
 
-    def read(ids: Ids) -> str:
+    def decode(ids: Ids) -> str:
         return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
-    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, sent, original, None, batches)
+    return Truth(np.arange(vocabulary, dtype=np.int64), ordinary, content, decode, sent, original, None, batches)
 
 
 def measure(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
-    """Returns those of MEASURES that this guess has. An attack that reads places has no "token recall"."""
-    recovered = score(guess, truth, np.random.default_rng(seed))
-    return {name: recovered[name] for name in MEASURES if name in recovered.measures}
+    """Returns the scores of a guess by those of MEASURES that apply to it. For places there is no "token recall"."""
+    scores = score(guess, truth, np.random.default_rng(seed))
+    return {name: scores[name] for name in MEASURES if name in scores.measures}

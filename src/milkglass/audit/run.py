@@ -29,10 +29,11 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript
 from milkglass.threat.truth import score
 
-Report = Callable[[AttackResult], None]
-ENDED = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
-OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0  # times its own budget, and seconds more, after which an attack is ended
-MIN_PLACED_SHARE = 0.01  # of the ids; candidates that place fewer are guesses of a solver that failed, and mislead
+OnResult = Callable[[AttackResult], None]
+ENDED_REASON = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
+# An attack with its own budget is ended after so many times that budget and so many seconds more
+OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0
+MIN_PLACED_SHARE = 0.01  # share of the ids; candidates that place fewer come from a solver that failed, and mislead
 
 
 @dataclass(frozen=True)
@@ -61,43 +62,43 @@ def run(
     store: ResumeStore | None,
     budget: Budget,
     seed: int,
-    progress: Report = lambda result: None,
-    rules: RunOptions = RunOptions(),
+    on_result: OnResult = lambda result: None,
+    options: RunOptions = RunOptions(),
 ) -> AuditRun:
     """Runs the attacks of a scene.
 
     Args:
         scene: what is attacked.
-        attacks: by the name of their results, in the order in which candidates are passed on.
-        store: where results are kept. None: nowhere.
-        budget: of the whole run.
-        seed: of every random draw.
-        progress: receives each result at once.
-        rules: see `RunOptions`.
+        attacks: the attacks by the names of their results. Solvers pass candidates on in this order.
+        store: keeps results, so that a stopped run resumes. None: nothing is kept.
+        budget: the time of the whole run.
+        seed: decides every random draw.
+        on_result: is called with each result as soon as it is known.
+        options: how the attacks are treated.
     """
-    turns = turns_of(attacks, rules.use_minimum)
-    runner = _Runner(scene, store, budget, seed, progress, rules)
+    turns = turns_of(attacks, options.use_minimum)
+    runner = _Runner(scene, store, budget, seed, on_result, options)
     before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
-    finished = [runner.run_attack(turn, who, _Chain([], None, False)) for who, turn in before_chain]
-    chain = runner.chain(turns)
-    finished += [*chain.attacks, *(runner.run_attack(turn, who, chain) for who, turn in after_chain)]
-    place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
-    finished.sort(key=lambda attack: place[attack.result.attack, attack.result.adversary])  # in the catalogue's order
+    finished = [runner.run_attack(turn, adversary, _Chain([], None, False)) for adversary, turn in before_chain]
+    chain = runner.run_chain(turns)
+    finished += [*chain.attacks, *(runner.run_attack(turn, adversary, chain) for adversary, turn in after_chain)]
+    position_of = {(name, adversary.name): n for n, (name, adversary) in enumerate(product(attacks, scene.adversaries))}
+    finished.sort(key=lambda attack: position_of[attack.result.attack, attack.result.adversary])  # as in the catalogue
     return AuditRun(tuple(finished), chain.candidates)
 
 
 # --- one attack -------------------------------------------------------------------------------------------------------
-Attempt = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
+MakeGuess = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
 
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """The result of the solvers.
+    """What the chain of solvers leaves to the attacks after it.
 
     Attributes:
         attacks: the result of each solver.
-        candidates: what they found.
-        renewed: whether one of them ran now, so that stored results from earlier candidates are outdated.
+        candidates: what the solvers found together. None: nothing.
+        renewed: whether a solver ran now, so that stored results that used earlier candidates are outdated.
     """
 
     attacks: list[FinishedAttack]
@@ -107,101 +108,122 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Runner:
+    """Runs single attacks and the chain. The fields are the arguments of `run`."""
+
     scene: Scene
     store: ResumeStore | None
     budget: Budget
     seed: int
-    progress: Report
-    rules: RunOptions
+    on_result: OnResult
+    options: RunOptions
 
-    def chain(self, turns: Sequence[AttackTurn]) -> _Chain:
+    def run_chain(self, turns: Sequence[AttackTurn]) -> _Chain:
         """Runs the solvers. If an attack can undo a part of the scheme, they start from what it leaves."""
         solvers = [turn for turn in turns if turn.is_solver_without_text]
         undoers = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
-        who = self.scene.adversaries[0]
+        adversary = self.scene.adversaries[0]
         finished, renewed = list[FinishedAttack](), False
-        candidates, transcript = who.knowledge.candidates, self.scene.transcript
+        candidates, transcript = adversary.knowledge.candidates, self.scene.transcript
         for undoer in undoers:
             try:
-                if why_not(undoer, transcript, who.knowledge) is None:
-                    with ended_with(self.rules.deadline):
-                        transcript = undoer.before(transcript, who.knowledge)
+                if why_not(undoer, transcript, adversary.knowledge) is None:
+                    with ended_with(self.options.deadline):
+                        transcript = undoer.before(transcript, adversary.knowledge)
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            attack, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
-            renewed = renewed or anew
-            placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
-            if placed and placed >= MIN_PLACED_SHARE * self.scene.transcript.size:
-                candidates = learnt
+            attack, found, ran_now = self._solve(solver, adversary, candidates, transcript, renewed)
+            renewed = renewed or ran_now
+            placed_count = 0 if found is None else sum(len(group.rows) for group in found.solved)
+            if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.size:
+                candidates = found
             finished.append(attack)
         return _Chain(finished, candidates, renewed)
 
     def _solve(
-        self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript, renewed: bool
+        self,
+        turn: AttackTurn,
+        adversary: Adversary,
+        candidates: Candidates | None,
+        transcript: Transcript,
+        renewed: bool,
     ) -> tuple[FinishedAttack, Candidates | None, bool]:
-        """Returns the result, the candidates, and whether the solver ran now.
+        """Returns a solver's result, the candidates that it found, and whether it ran now.
 
         Args:
+            turn: the solver.
+            adversary: who runs it.
+            candidates: what the solvers before it found.
+            transcript: what it reads, which is what undoing attacks left of the scene's transcript.
             renewed: whether a solver before it ran now.
         """
-        solver, learnt = turn.attack, list[Candidates]()
+        solver, found = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         stale = self.store is None or (renewed and turn.takes_candidates)
         stored_candidates = None if self.store is None or stale else self.store.candidates(turn.name)
 
-        def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-            learnt.append(solver.learn(transcript, knowledge, budget, rng))
+        def make_guess(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+            found.append(solver.learn(transcript, knowledge, budget, rng))
             if self.store is not None:  # before the result: one without the other is done again
-                self.store.write_candidates(turn.name, learnt[0])
-            return ranked(learnt[0], seen.size)
+                self.store.write_candidates(turn.name, found[0])
+            return ranked(found[0], seen.size)
 
-        knowledge = replace(who.knowledge, candidates=candidates)
-        finished = self._stored(turn, who) if stored_candidates is not None else None
-        finished = finished or self._run_attack(turn, who, knowledge, attempt, learnt)
-        return finished, learnt[0] if learnt else stored_candidates, bool(learnt)
+        knowledge = replace(adversary.knowledge, candidates=candidates)
+        finished = self._stored(turn, adversary) if stored_candidates is not None else None
+        finished = finished or self._run_attack(turn, adversary, knowledge, make_guess, found)
+        return finished, found[0] if found else stored_candidates, bool(found)
 
-    def run_attack(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
-        knowledge, stale = who.knowledge, False
+    def run_attack(self, turn: AttackTurn, adversary: Adversary, chain: _Chain) -> FinishedAttack:
+        """Returns an attack's result: the stored one if it still holds, or else that of a new run."""
+        knowledge, stale = adversary.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
             knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
-        return (None if stale else self._stored(turn, who)) or self._run_attack(turn, who, knowledge, turn.attack)
+        stored = None if stale else self._stored(turn, adversary)
+        return stored or self._run_attack(turn, adversary, knowledge, turn.attack)
 
-    def _stored(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
-        """Returns the stored result of an earlier run, or None."""
-        stored = None if self.store is None else self.store.stored_result(_file_name(turn, who))
+    def _stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
+        """Returns the stored result of an earlier run, or None. Its time counts against the budget."""
+        stored = None if self.store is None else self.store.stored_result(_file_name(turn, adversary))
         if stored is None:
             return None
-        self.budget.spend(stored[0].seconds)
-        self.progress(stored[0])
-        return FinishedAttack(stored[0], reading=stored[1])
+        result, reading = stored
+        self.budget.spend(result.seconds)
+        self.on_result(result)
+        return FinishedAttack(result, reading=reading)
 
     def _run_attack(
         self,
         turn: AttackTurn,
-        who: Adversary,
+        adversary: Adversary,
         knowledge: Knowledge,
-        attempt: Attempt,
-        learnt: Sequence[Candidates] = (),
+        make_guess: MakeGuess,
+        found: Sequence[Candidates] = (),
     ) -> FinishedAttack:
-        """Runs an attack, grades it and stores the result. An error is its result, not the audit's."""
-        result = turn.not_run_result(who)
+        """Runs an attack, grades it and stores the result. An error is its result, not the audit's.
+
+        Args:
+            turn: the attack.
+            adversary: who runs it.
+            knowledge: what the adversary has besides the transcript.
+            make_guess: the attack itself.
+            found: receives the candidates of a solver while `make_guess` runs; empty for other attacks.
+        """
+        result = turn.not_run_result(adversary)
         try:
-            finished = self._attempt(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
+            finished = self._attack_and_grade(result, turn, self.scene.seen_by(adversary), knowledge, make_guess, found)
         except MilkglassError as error:
             finished = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
-            finished = FinishedAttack(
-                replace(result, state="failed", reason=type(error).__name__)
-            )  # its text may quote texts
+            fault = type(error).__name__  # without its message, which may quote texts
+            finished = FinishedAttack(replace(result, state="failed", reason=fault))
         if finished.result.state == "done" and self.store is not None:
-            self.store.write_result(_file_name(turn, who), finished.result, finished.reading)
-        self.progress(finished.result)
+            self.store.write_result(_file_name(turn, adversary), finished.result, finished.reading)
+        self.on_result(finished.result)
         return finished
 
-    def _attempt(
-        self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
-        learnt: Sequence[Candidates],
+    def _attack_and_grade(
+        self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, make_guess: MakeGuess,
+        found: Sequence[Candidates],
     ) -> FinishedAttack:  # fmt: skip
         """Returns an attack's graded result, or why it does not apply or came too late."""
         budget = self._budget(turn)
@@ -210,17 +232,17 @@ class _Runner:
         if reason := turn.why_late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
-        seed_of_attack = [self.seed, *turn.name.encode()] if self.rules.own_budget is None else self.seed
+        attack_seed = [self.seed, *turn.name.encode()] if self.options.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)), _seed_torch(budget, seed_of_attack):
-                guess = attempt(seen, knowledge, budget, np.random.default_rng(seed_of_attack))
+            with ended_with(self._deadline(budget)), _seed_torch(budget, attack_seed):
+                guess = make_guess(seen, knowledge, budget, np.random.default_rng(attack_seed))
         except OutOfTime:
-            return FinishedAttack(replace(result, reason=ENDED))
+            return FinishedAttack(replace(result, reason=ENDED_REASON))
         if budget.clock() == started:
             budget.spend(self._declared_cost(turn, knowledge))
         result, is_cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
-        result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(learnt, truth))
+        result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(found, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
             return FinishedAttack(result.with_cut(is_cut), guess)
         reading = truth.readings(guess)[:, 0]
@@ -229,32 +251,32 @@ class _Runner:
         return FinishedAttack(result.with_cut(is_cut), guess, reading)
 
     def _deadline(self, budget: Budget) -> Budget | None:
-        """Returns when an attack is ended: with the run, or if each has its own budget, somewhat after that."""
-        run_deadline = self.rules.deadline
-        if run_deadline is None or self.rules.own_budget is None:
+        """Returns what ends an attack: the run's deadline, or somewhat more than its own budget if it has one."""
+        run_deadline = self.options.deadline
+        if run_deadline is None or self.options.own_budget is None:
             return run_deadline
         return Budget(
             min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + SPARE_SECONDS), clock=run_deadline.clock
         )
 
     def _declared_cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
-        """Returns the declared cost of an attack that does not count its work."""
-        sent, corpus = len(self.scene.truth.tokens.ids), knowledge.corpus
+        """Returns the seconds that an attack says it takes, which stand for one that does not count its work."""
+        sent_tokens, corpus = len(self.scene.truth.tokens.ids), knowledge.corpus
         width = 0 if knowledge.public_model is None else knowledge.public_model.width
-        tokens = sent + (0 if corpus is None else len(corpus.ids))
-        return turn.attack.cost.seconds(self.scene.transcript.size, width, sent, tokens)
+        all_tokens = sent_tokens + (0 if corpus is None else len(corpus.ids))
+        return turn.attack.cost.seconds(self.scene.transcript.size, width, sent_tokens, all_tokens)
 
     def _budget(self, turn: AttackTurn) -> Budget:
-        """Returns the attack's share of what is left."""
-        if self.rules.own_budget is not None:
-            return self.rules.own_budget()
+        """Returns the attack's own budget, or its share of what is left of the run's."""
+        if self.options.own_budget is not None:
+            return self.options.own_budget()
         seconds = turn.share(self.budget.left())
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
 
 
 @contextmanager
 def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
-    """Seeds what torch draws for all of a process, such as dropout, if the budget counts work: nothing may differ."""
+    """Seeds torch's own generator, from which dropout draws, if the budget counts work: two runs must not differ."""
     if not budget.counts_work:
         yield
         return
@@ -263,5 +285,5 @@ def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
         yield
 
 
-def _file_name(turn: AttackTurn, who: Adversary) -> str:
-    return f"{who.name}-{turn.name}".replace(" ", "_")
+def _file_name(turn: AttackTurn, adversary: Adversary) -> str:
+    return f"{adversary.name}-{turn.name}".replace(" ", "_")

@@ -1,4 +1,7 @@
-"""`generate --split`, `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
+"""Commands for a decoder whose embedding layer is in a local enclave: `milkglass split enclave ...`.
+
+It also opens that enclave for `milkglass generate --split` and `milkglass chat --split`, which are in inference.py.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ if TYPE_CHECKING:
     from milkglass.split.decoder.text import SplitText
 
 
-Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
-NO_CORPUS = (
+EnclaveFolder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
+NO_CORPUS_NOTE = (
     "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
 )
-CORPUS_WORDS = {"corpus": "your corpus", "word list": "a list of English words"}
+FREQUENCY_SOURCES = {"corpus": "your corpus", "word list": "a list of English words"}
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
-Kind = Literal["process", "gramine-direct", "gramine-sgx"]
+EnclaveKind = Literal["process", "gramine-direct", "gramine-sgx"]
 enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
 
 
 @enclaves.callback()
-def group() -> None:
+def enclave_group() -> None:
     """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
 
 
@@ -60,9 +63,9 @@ def prepare(
     from milkglass.enclave import folder as enclave_folder
 
     enclave_folder.prepare_folder(folder, kind)
-    steps = [f"{folder}/sign.sh", *([f"milkglass split enclave fetch {folder}"] if kind == "gramine-sgx" else []),
+    commands = [f"{folder}/sign.sh", *([f"milkglass split enclave fetch {folder}"] if kind == "gramine-sgx" else []),
              f"milkglass split enclave build URL --out {folder} --kind {kind}"]  # fmt: skip
-    say("next: " + "\nthen: ".join(steps))
+    say("next: " + "\nthen: ".join(commands))
 
 
 @enclaves.command(short_help="Get what Intel signs beside a quote of the enclave; asks Intel.")
@@ -79,7 +82,7 @@ def fetch(
 
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
-    from milkglass.attest.fetch import fetch as fetched
+    from milkglass.attest.fetch import fetch as fetch_collateral
     from milkglass.enclave.attestation import ATTESTED_KIND
     from milkglass.enclave.enclave import Enclave
     from milkglass.enclave.gramine import require_signed
@@ -88,7 +91,7 @@ def fetch(
     require_signed(ATTESTED_KIND, folder)
     with Enclave(ATTESTED_KIND, folder) as enclave:
         _, quote = enclave.challenge(secrets.token_bytes(NONCE_BYTES))
-    collateral_files = asyncio.run(fetched(HardwareEvidence("sgx", quote), None))
+    collateral_files = asyncio.run(fetch_collateral(HardwareEvidence("sgx", quote), None))
     for name, content in collateral_files.items():
         files.write(folder / name, content)
     emit(as_json, {"files": sorted(collateral_files)}, lambda: f"{folder}: {', '.join(sorted(collateral_files))}")
@@ -99,7 +102,7 @@ def fetch(
 def build(
     url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
-    kind: Annotated[Kind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
+    kind: Annotated[EnclaveKind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
     k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
     corpus: Annotated[
         Path | None,
@@ -126,7 +129,7 @@ def build(
     if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
-        note(NO_CORPUS)
+        note(NO_CORPUS_NOTE)
     with bars(as_json) as stage:
         sealed, enclave = enclave_folder.build_enclave(out, kind, decoder_info.model, k, server.package, corpus, stage)
     document = {
@@ -145,7 +148,7 @@ def build(
 
 @enclaves.command(short_help="Check an enclave, and say what holds.")
 def verify(
-    folder: Folder,
+    folder: EnclaveFolder,
     measurement: Annotated[
         str | None,
         typer.Option(help="The measurement to require, in hex.  [default: the one that the table was sealed for]"),
@@ -172,7 +175,7 @@ def verify(
             f"table: {table['rows']:,} rows of width {table['width']} of {enclave_info.model}, opened",
             f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
             f"{duration(3600 * table['hours'])}",
-            f"sensitive tokens: the rarest 20 % by {CORPUS_WORDS[enclave_info.counted]}",
+            f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[enclave_info.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(lines))
 
@@ -181,7 +184,7 @@ def verify(
 @with_options
 def audit(
     context: typer.Context,
-    folder: Folder,
+    folder: EnclaveFolder,
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
     epsilon: Annotated[float | None, typer.Option(help="The sanitizer's budget of a token.  [default: 3]")] = None,
     p: Annotated[
@@ -211,23 +214,32 @@ def audit(
     base = original(model)
     with enclave_folder.open_enclave(folder) as enclave:
         note(enclave.notice)
-        staged = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
-    if staged.left_out:
-        note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
+        split_scene = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
+    if split_scene.left_out:
+        note(f"{split_scene.left_out:,} texts are too long to be sent, and are left out")
     identity = {
         "table": enclave_info.table,
         "settings": asdict(settings),
         **audited.identity(),
         **columns.changed_fields(),
     }
-    result = run_audit(lambda stage: staged.scene, identity, audited.out, audited.budget, audited.seed, as_json)
+    result = run_audit(lambda stage: split_scene.scene, identity, audited.out, audited.budget, audited.seed, as_json)
     print_audit(context, result, audited.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
-    """Opens the enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+def split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[SplitText]:
+    """Opens the enclave of a folder and the server of --split, and notes what the enclave proves.
+
+    Args:
+        options: the enclave's folder, the address of the server, and how prompts are sanitized.
+        credentials: the options of the server besides its address.
+
+    Raises:
+        UsageError: --enclave is missing.
+        EnclaveError: the enclave cannot be opened.
+    """
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
@@ -238,16 +250,21 @@ def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
     if options.engine_model is None:
-        server = _server(url, at)
+        server = _server(url, credentials)
         decoder_info = server.info()  # before the enclave is started
-    with enclave_folder.open_enclave(options.enclave) as running:
+    with enclave_folder.open_enclave(options.enclave) as enclave:
         if server is None:
-            token, secure = read_token(at.token_file), (at.allow_http, at.certificate)
-            engine = PromptEmbedsEngine(url, str(options.engine_model), token, *secure)
-            text = SplitText(running, engine, engine.info(running.about), settings)
+            engine = PromptEmbedsEngine(
+                url,
+                str(options.engine_model),
+                read_token(credentials.token_file),
+                credentials.allow_http,
+                credentials.certificate,
+            )
+            text = SplitText(enclave, engine, engine.info(enclave.about), settings)
         else:
-            text = SplitText(running, server, decoder_info, settings)
-        note(running.notice)
+            text = SplitText(enclave, server, decoder_info, settings)
+        note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
@@ -263,8 +280,18 @@ def generate_split(
     sampling: SplitSampling,
     as_json: bool,
 ) -> None:
-    """Generates an answer, which is shown while it comes."""
-    sanitized = _prompt(text, prompt, system, chat_template, instruction, sampling)
+    """Sanitizes a prompt, says what of it crosses, and prints the answer: while it is generated, or all of it as JSON.
+
+    Args:
+        text: the enclave and the server.
+        prompt: the user's text.
+        system: the system's message, in the chat template.
+        chat_template: whether the prompt is put into the chat template. None: if the model has one.
+        instruction: what the message begins with; it is not sanitized.
+        sampling: how tokens are drawn.
+        as_json: whether the answer is printed as JSON.
+    """
+    sanitized = _sanitized_prompt(text, prompt, system, chat_template, instruction, sampling)
     unchanged = sanitized.private - sanitized.changed
     note(
         f"prompt: {sanitized.tokens} tokens, {sanitized.private} of your text: {sanitized.changed} of these were "
@@ -284,21 +311,27 @@ def generate_split(
         say()
 
 
-def _prompt(
-    text: SplitText, prompt: str, system: str | None, chat: bool | None, instruction: str, sampling: SplitSampling
+def _sanitized_prompt(
+    text: SplitText,
+    prompt: str,
+    system: str | None,
+    chat_template: bool | None,
+    instruction: str,
+    sampling: SplitSampling,
 ) -> SanitizedPrompt:
+    """Returns the sanitized prompt. Raises UsageError if a template would change the instruction, or is missing."""
     from milkglass.errors import NoChatTemplate
 
-    if chat is not False:
+    if chat_template is not False:
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
             sanitized = text.conversation(messages, sampling, instruction)
         except NoChatTemplate:
-            if chat:
+            if chat_template:
                 raise
         else:
-            # A template that strips messages would strip it, and it would be sanitized like the text
+            # A template that strips messages would change the instruction, which would then be sanitized like the text
             if instruction != instruction.lstrip():
                 raise UsageError(
                     "--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw"
@@ -309,15 +342,17 @@ def _prompt(
     return text.prompt(prompt, instruction, sampling)
 
 
-def sampling_of(
+def split_sampling(
     max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
 ) -> SplitSampling:
+    """Returns how tokens are drawn. Without `top_p` and `top_k` any token may be."""
     from milkglass.split.decoder.client import SplitSampling
 
     return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
 
 
 def _server(url: str, options: ServerOptions) -> DecoderServer:
+    """Returns a client of the split server at `url`, which says on stderr when it tries again."""
     from milkglass.client.remote.connection import RetryPolicy
     from milkglass.split.decoder.client import DecoderServer
 

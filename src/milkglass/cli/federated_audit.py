@@ -196,8 +196,10 @@ def _table(update_audit: UpdateAudit) -> str:
 
 
 def _row(outcome: UpdateResult) -> tuple[str, ...]:
-    from milkglass.audit.updates.report import tokens
+    from milkglass.audit.updates.report import token_share
 
-    trained = ("", "") if outcome.trained is None else (str(tokens(outcome.trained)), str(outcome.trained["rouge-1"]))
+    trained = (
+        ("", "") if outcome.trained is None else (str(token_share(outcome.trained)), str(outcome.trained["rouge-1"]))
+    )
     attack = outcome.attack + (", not finished" if outcome.cut else "")
-    return attack, str(outcome.tokens), str(outcome.rouge), *trained
+    return attack, str(outcome.token_share), str(outcome.rouge), *trained

@@ -160,12 +160,12 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.enclave import generate_split, sampling_of, split_text
+        from milkglass.cli.enclave import generate_split, split_sampling, split_text
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
         _require_split(key, split)
-        sampling = sampling_of(max_tokens, temperature or 0.0, top_p, top_k, seed)
+        sampling = split_sampling(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with at_work(as_json), split_text(split, server) as running:
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
@@ -210,13 +210,13 @@ def chat(
     /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
     """
     if split.split is not None:
-        from milkglass.cli.enclave import sampling_of, split_text
+        from milkglass.cli.enclave import split_sampling, split_text
 
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)
         with split_text(split, server) as running:
             chat_temperature, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
-            _talk(running.chat(system, sampling_of(max_tokens, chat_temperature, mass, top_k, seed)))
+            _talk(running.chat(system, split_sampling(max_tokens, chat_temperature, mass, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")

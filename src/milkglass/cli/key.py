@@ -12,7 +12,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original, require_file
-from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another
+from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another_source
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError
@@ -211,7 +211,7 @@ def for_codec(
     from milkglass.client.key.file import UnlockedKey, require_free
 
     require_free(out)
-    require_another(new_passphrase_file)
+    require_another_source(new_passphrase_file)
 
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
@@ -314,7 +314,7 @@ def rotate(
     that were made before still open with the old passphrase: destroy them. Where the key itself may be known,
     make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
     """
-    require_another(new_passphrase_file)
+    require_another_source(new_passphrase_file)
     from milkglass.client.key.file import leftovers
 
     leftover_files = leftovers(key)

@@ -48,7 +48,7 @@ def reproduce(
     emit(
         as_json,
         {"files": pages, **document},
-        lambda: "\n".join([table.terminal_text(table.read(document)), "", *pages]),
+        lambda: "\n".join([table.terminal_text(table.result_table(document)), "", *pages]),
     )
 
 

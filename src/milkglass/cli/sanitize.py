@@ -97,7 +97,7 @@ def over_table(
         elif method.needs_counts:
             note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
             counts = reader.english_counts(stage("look up frequencies", len(english_frequencies())))
-        sanitizer = method.reading(reader, counts)
+        sanitizer = method.with_reader(reader, counts)
         if method.has_lists:
             size = len(sanitizer.sanitizer.table.candidates)
             mechanism, reused = sanitizer.sanitizer.with_lists(stage(f"make lists for {size:,} {units(reader)}", size))
@@ -133,7 +133,7 @@ def write_file(
         )
     with bars(as_json) as stage:
         report = sanitize_file(
-            sanitizer, source, shape, out, seed, method_document(method, corpus), workers,
+            sanitizer, source, shape, out, seed, method_document(method, corpus is not None), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
     emit(

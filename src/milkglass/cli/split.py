@@ -377,18 +377,18 @@ def _serve_decoder(
     from milkglass.server.settings import DataDir, ServerSettings
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import Gate
-    from milkglass.split.decoder.server import decoder_of, open_layers
+    from milkglass.split.decoder.server import open_decoder, require_decoder
 
     folder = resolve(model)
     prepare()
     checkpoint = Checkpoint.open(folder)
-    decoder_of(checkpoint)
+    require_decoder(checkpoint)
     note(f"loading {model} ...")
     name = kept_name(model, folder).rsplit("/", 1)[-1]
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
-        sessions, package = loading.submit(open_layers, checkpoint, name, policy).result()
+        sessions, package = loading.submit(open_decoder, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")

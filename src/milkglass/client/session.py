@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from milkglass.rows.data_file import Source
 
-BATCH = 64  # texts a request
+TEXTS_A_REQUEST = 64
 UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
-LEAST_LENGTH = 8  # tokens; a server's record of a shorter training is not followed
+MIN_TRAINED_LENGTH = 8  # tokens; a server that says that rows were cut to fewer is not believed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
 
@@ -49,6 +49,8 @@ class Session(AbstractContextManager["Session"]):
 
     Attributes:
         unlocked: the key file, which is written when label names or scales are recorded in it.
+        codec: encodes and decodes under this key.
+        remote: the server.
     """
 
     def __init__(self, unlocked: UnlockedKey, codec: Codec, remote: Remote, notice: Log = no_log) -> None:
@@ -71,7 +73,9 @@ class Session(AbstractContextManager["Session"]):
 
         Args:
             key: the key file that `milkglass obfuscate` wrote.
-            token: the server's. It crosses a network only over HTTPS, unless `allow_http`.
+            passphrase: opens the key.
+            server: the server's address.
+            token: the server's bearer token. It crosses a network only over HTTPS, unless `allow_http`.
             model: the original model, if it moved since the key was made.
             certificate: a PEM file with the server's certificate, if it is self-signed.
             allow_http: whether the token may cross a network unencrypted.
@@ -137,8 +141,8 @@ class Session(AbstractContextManager["Session"]):
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
         cut_numbers = {*encoded.long}
-        for start in range(0, len(texts), BATCH):
-            batch = slice(start, start + BATCH)
+        for start in range(0, len(texts), TEXTS_A_REQUEST):
+            batch = slice(start, start + TEXTS_A_REQUEST)
             token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
             for prediction in self.remote.classify(model, encoded.ids[batch], token_type_ids):
                 fits = sorted(label_names) == list(range(len(prediction.probabilities)))
@@ -150,7 +154,7 @@ class Session(AbstractContextManager["Session"]):
         return results
 
     def _trained_length(self, job: object) -> int | None:
-        """Returns how many tokens of a row the model was trained with, as the server has it. None: it has no record."""
+        """Returns to how many tokens the rows of a job were cut, as the server says. None: it has no record of that."""
         if not isinstance(job, str) or not is_plain(job):
             return None
         try:
@@ -160,10 +164,10 @@ class Session(AbstractContextManager["Session"]):
                 return None
             raise
         length = settings.get("max_length") if isinstance(settings, Mapping) else None
-        return length if isinstance(length, int) and LEAST_LENGTH <= length <= self.codec.limit else None
+        return length if isinstance(length, int) and MIN_TRAINED_LENGTH <= length <= self.codec.limit else None
 
     def _notice_cut(self, texts: int, cut: Sequence[int], trained_length: int | None) -> None:
-        """Notices which of so many texts are cut, and to how many tokens."""
+        """Reports which of so many texts are cut, by their numbers `cut` from 0, and to how many tokens."""
         shown = [str(index + 1) for index in cut[:MAX_PLACES_SHOWN]]
         if len(cut) > len(shown):
             shown.append(f"{len(cut) - len(shown):,} more")
@@ -187,14 +191,15 @@ class Session(AbstractContextManager["Session"]):
         key_info = self.unlocked.key.info
         labels = key_info.labels_by_job
         if labels_of is None:
-            number_of_label = key_info.labels_of(model) or labels.get(str(job)) or {}
+            numbers_by_name = key_info.labels_of(model) or labels.get(str(job)) or {}
         elif labels_of == NEWEST:
-            number_of_label = key_info.labels or {}
+            numbers_by_name = key_info.labels or {}
         else:
-            number_of_label = labels.get(labels_of, {})
-        return {number: name for name, number in number_of_label.items()}
+            numbers_by_name = labels.get(labels_of, {})
+        return {number: name for name, number in numbers_by_name.items()}
 
     def _scale(self, model: str, job: object, labels_of: str | None) -> Scale | None:
+        """Returns the scale of a regression's scores, of the job that `_label_names` would take."""
         key_info = self.unlocked.key.info
         if labels_of == NEWEST:
             return key_info.scale
@@ -203,6 +208,7 @@ class Session(AbstractContextManager["Session"]):
     def _notice_missing_names(
         self, model: str, results: Sequence[Classified], names: Mapping[int, str], labels_fit: bool, scale: Scale | None
     ) -> None:
+        """Reports that results are shown as numbers, since the key has no names or scale that fit them."""
         if any(result.score is not None for result in results):
             if scale is None:
                 self._notice(f"the key has no scale for {model}, so its own numbers are shown; see --labels-of")
@@ -229,7 +235,7 @@ class Session(AbstractContextManager["Session"]):
             raise EmptyText("the prompt is empty", "give a text, or pipe one in")
         if not templated:
             return self.codec.encode([text]).ids[0]
-        return self.codec.encode_chat([*_system(system), {"role": "user", "content": text}])
+        return self.codec.encode_chat([*_system_messages(system), {"role": "user", "content": text}])
 
     def generate(self, model: str, prompt: str | NDArray[Any], sampling: Sampling | None = None) -> Answer:
         """Starts an answer to a text, or to the ids that `prompt` returned.
@@ -250,7 +256,7 @@ class Session(AbstractContextManager["Session"]):
 
         Raises NoChatTemplate if it has none, UnsupportedModel for an encoder or a key whose ids name no token.
         """
-        system_messages = _system(system)
+        system_messages = _system_messages(system)
         self.require_generator(model)  # first: an encoder has no template either
         self.codec.encode_chat([*system_messages, {"role": "user", "content": "hi"}])  # raises before anyone types
 
@@ -279,6 +285,7 @@ class Session(AbstractContextManager["Session"]):
         return answer
 
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
+        """Yields the text of an answer as its ids arrive, adds these to `answer`, and counts them under the key."""
         self._count(1, len(ids))
         decoder, counted_tokens = self.codec.stream(), 0
         try:
@@ -328,14 +335,16 @@ class Session(AbstractContextManager["Session"]):
         from milkglass.client.training_request import TrainingRequest, require_hyperparameters
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
-        arguments = (data, validation, task, hold_out, hyperparameters, self._notice)
-        request = TrainingRequest.of(self.unlocked.key, self.codec.limit, *arguments)
+        request = TrainingRequest.of(
+            self.unlocked.key, self.codec.limit, data, validation, task, hold_out, hyperparameters, self._notice
+        )
         description = self.describe(model)
         require_generator(request.source, request.train, description.get("kind"))
         self._require_layers(request.settings, description.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            under_key = (self.unlocked, self.codec, Path(scratch))
-            paths, train_counts = request.write(*under_key, skip_long, stage, self._notice)
+            paths, train_counts = request.write(
+                self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice
+            )
             self._notice(request.announced(train_counts.rows))
             self.unlocked = self.unlocked.remember(request.labels)
             train, *validation_files = (self.remote.upload(path, stage) for path in paths)
@@ -360,8 +369,10 @@ class Session(AbstractContextManager["Session"]):
             )
 
     def _count(self, texts: int, tokens: int) -> None:
+        """Counts encoded text under the key, and reports a threshold that was passed."""
         self.unlocked.count(texts, tokens, self._notice)
 
 
-def _system(text: str | None) -> list[Message]:
+def _system_messages(text: str | None) -> list[Message]:
+    """Returns the messages with which a conversation begins: the system's, or none."""
     return [] if text is None else [{"role": "system", "content": text}]

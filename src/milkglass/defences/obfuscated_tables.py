@@ -46,7 +46,7 @@ class TableClient(TokenClient):
         return list(texts)
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
-        if self.codec.choices is None:
+        if self.codec.alias_choices is None:
             return super().encoded(texts, pairs)
         encoded_texts = [
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)

@@ -178,8 +178,8 @@ class SanitizerDefence(Defence):
         if self.by == "tokens":
             mechanism = self.method.sanitizer(table, counts)
             return SanitizedTokensClient(codec, secret, self.document(), counts, mechanism=mechanism)
-        over = self.method.over(table, counts)
-        return SanitizedTextClient(codec, secret, self.document(), counts, sanitizer=over)
+        sanitizer = self.method.text_sanitizer(table, counts)
+        return SanitizedTextClient(codec, secret, self.document(), counts, sanitizer=sanitizer)
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters. Allowed words are given by their digest, since they are the user's."""

@@ -1,7 +1,7 @@
 """The package that the provider releases and the enclave seals: the table, the tokenizer's digest, limits, and lists.
 
-It is a safetensors file: "table" (n, d) as stored, "special" (n,), and after the release "near" (n', k) and "scores"
-(n', k), the candidate lists, which are computed once.
+It is a safetensors file. Its tensors have the names of the arrays of `TablePackage`; `info` is the rest as JSON in
+bytes. The enclave computes the candidate lists once, after the release, and seals the package with them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ class TablePackage:
     """A table with what an enclave must know of it.
 
     Attributes:
-        rows: (n, d * b) uint8: the table's bytes, b of a number.
+        rows: (n, d * b) uint8, the table's bytes: d numbers of b bytes in each row.
         special: (n,) whether a row is neither drawn nor replaced.
-        dtype: the stored type of a number.
+        dtype: the type of the table's numbers, one of DTYPE_BYTES.
         tokenizer_digest: SHA-256 of the tokenizer's files, in hex.
         policy: how many rows may leave.
-        near: (m, k) the candidates of each ordinary row, by their place among these. None before `lists.py` ran.
-        scores: (m, k) their normalised cosines.
-        files: the tokenizer's, by name, on their way to the client's folder; the sealed package has none.
+        near: (m, k) the candidates of each of the m ordinary rows, by their place among these. None: the lists are not
+            computed yet.
+        scores: (m, k) the normalised cosine of each candidate. None: as for `near`.
+        files: the texts of the tokenizer's files by name, on their way to the client's folder. The sealed package has
+            none.
     """
 
     rows: NDArray[np.uint8] = field(repr=False)
@@ -58,14 +60,14 @@ class TablePackage:
         return self.rows.shape[1] // DTYPE_BYTES[self.dtype]
 
     def vectors(self) -> NDArray[np.float32]:
-        """Returns (n, d) as fp32."""
+        """Returns the table (n, d) as fp32."""
         if self.dtype == "bfloat16":  # the upper half of an fp32
             return (self.rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
         return self.rows.view({"float16": "<f2", "float32": "<f4"}[self.dtype]).astype(np.float32)
 
     @classmethod
     def of_model(cls, folder: Path, table: torch.Tensor, policy: RowPolicy) -> TablePackage:
-        """Returns what a provider releases of a model. `table` is (n, d) as stored."""
+        """Returns what a provider releases of a model. `table` (n, d) is its embedding table as stored."""
         import torch
 
         from milkglass.models.tokenizer import load_tokenizer
@@ -74,7 +76,12 @@ class TablePackage:
         special = special_rows(load_tokenizer(folder), len(table))
         rows, dtype = table.contiguous().view(torch.uint8).numpy(), str(table.dtype).removeprefix("torch.")
         return cls(
-            rows, special, dtype, digest_of_files(files), policy, files={n: b.decode() for n, b in files.items()}
+            rows,
+            special,
+            dtype,
+            digest_of_files(files),
+            policy,
+            files={name: content.decode() for name, content in files.items()},
         )
 
     def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
@@ -99,11 +106,13 @@ class TablePackage:
             arrays = load(content)
             document = json.loads(arrays.pop("info").tobytes())
             policy, files = RowPolicy(**document["policy"]), dict(document["files"])
-            digest = document["tokenizer"]
-            package = cls(dtype=document["dtype"], tokenizer_digest=digest, policy=policy, files=files, **arrays)
+            tokenizer_digest = document["tokenizer"]
+            package = cls(
+                dtype=document["dtype"], tokenizer_digest=tokenizer_digest, policy=policy, files=files, **arrays
+            )
             rows = package.rows
-            is_table = rows.dtype == np.uint8 and rows.ndim == 2 and package.special.shape == (len(rows),)
-            if not is_table or rows.shape[1] % DTYPE_BYTES[package.dtype]:
+            has_table = rows.dtype == np.uint8 and rows.ndim == 2 and package.special.shape == (len(rows),)
+            if not has_table or rows.shape[1] % DTYPE_BYTES[package.dtype]:
                 raise ValueError
             if not all(type(limit) is int and limit > 0 for limit in (policy.per_hour, policy.burst)):
                 raise ValueError
@@ -115,7 +124,7 @@ class TablePackage:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a tokenizer by name. config.json has the number of positions."""
+    """Returns the contents of a tokenizer's files by name, and of config.json, which has the number of positions."""
     return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 

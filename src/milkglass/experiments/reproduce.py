@@ -65,5 +65,5 @@ def reproduce(
     from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
     with note_usage(out):
         result_path = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
-    table.write(result_path)
+    table.write_pages(result_path)
     return result_path

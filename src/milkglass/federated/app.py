@@ -3,10 +3,10 @@
     client = client_app(); server = server_app()       # what a Flower app's pyproject.toml names
 
 The server's run configuration has model, out, classes, sites (how many are waited for), seed, and the fields of
-`FederatedTraining`. site_config.py describes a node's configuration. The server sends the model's digest, never its
-path: a site trains its own model if it has that digest, and demands GHOST whatever the server says.
+`FederatedTraining`. A node's configuration is described in site_config.py. The server sends the model's digest, never
+its path: a site trains its own model if it has that digest, and demands GHOST whatever the server says.
 
-The app passes the digest of what a site trained on to the mod, which compares it and removes it from the reply.
+The ClientApp passes the digest of what a site trained on to the mod, which compares it and removes it from the reply.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
 REFUSED_CODE = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
-WAIT_SECONDS = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
+WAIT_SECONDS = 120.0  # how long sites may take to come; a round may take ROUND_FACTOR times as long
+ROUND_FACTOR = 10
 
 
 def _require_flower() -> None:
@@ -50,19 +51,18 @@ def _require_flower() -> None:
 
 # --- a site -----------------------------------------------------------------------------------------------------------
 def client_app() -> Any:
-    """Returns a Flower ClientApp with GHOST's mod. Raises MissingExtra."""
+    """Returns a Flower ClientApp with GHOST's mod. Raises MissingExtra without Flower."""
     _require_flower()
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-    from flwr.app import Message as Reply
+    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
     from flwr.clientapp import ClientApp
 
     app = ClientApp(mods=[ghost_mod])
 
     @app.train()
-    def answer(message: Any, context: Any) -> Any:
+    def train_round(message: Any, context: Any) -> Any:
         """Trains one round and replies with the update."""
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
-        step = _step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
+        step = _opened_step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
         trained = node.site.train(step, task.round, weights, task.training)
         description = {
@@ -70,7 +70,7 @@ def client_app() -> Any:
             "rows": trained.rows,
         }  # fmt: skip
         content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(description)}
-        return Reply(RecordDict(content), reply_to=message)
+        return Message(RecordDict(content), reply_to=message)
 
     return app
 
@@ -98,14 +98,14 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
 
 
 @lru_cache(maxsize=1)
-def _step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
-    """Returns the shared step. `digest` is only a cache key: another model in the same folder is opened anew."""
+def _opened_step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
+    """Opens a model for training. `digest` is only a cache key: another model in the same folder is opened anew."""
     return SharedStep.open(folder, "classification", classes, seed)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
 def server_app() -> Any:
-    """Returns a Flower ServerApp. Raises MissingExtra."""
+    """Returns a Flower ServerApp. Raises MissingExtra without Flower."""
     _require_flower()
     from flwr.serverapp import ServerApp
 
@@ -119,15 +119,25 @@ def server_app() -> Any:
 
 
 def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
-    """Does all rounds over the nodes of a Flower grid. Raises UsageError, and what `train` raises."""
-    known_names = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
-    if lacking := sorted({"model", "out", "classes", "sites"} - {*config}):
-        raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
-    if odd := sorted({*config} - known_names):
-        raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
+    """Does all rounds over the nodes of a Flower grid, and returns the run.
+
+    Args:
+        grid: Flower's, which reaches the nodes.
+        config: the run's configuration.
+        note: receives a line about each round, and about each site that dropped out.
+
+    Raises:
+        UsageError: an entry of the configuration is missing, unknown or not valid. Also raised is what `train` raises.
+    """
+    required_names = {"model", "out", "classes", "sites"}
+    known_names = {*required_names, "seed", *(one.name for one in fields(FederatedTraining))}
+    if missing := sorted(required_names - {*config}):
+        raise UsageError(f"the run's configuration lacks {', '.join(missing)}", "give them in pyproject.toml")
+    if unknown := sorted({*config} - known_names):
+        raise UsageError(f"the run's configuration has {unknown[0]!r}", f"known: {', '.join(sorted(known_names))}")
     folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
-    kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
-    training = FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
+    types = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
+    training = FederatedTraining(**{name: type_(config[name]) for name, type_ in types.items() if name in config})
     if training.bound is None:
         raise UsageError(
             "fedavg weighs a site by the texts that it says it has, and most_texts does not bound them",
@@ -137,8 +147,8 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     digest = Checkpoint.open(folder).digest()
     sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
     job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
-    about = settings_of(training, classes, seed)
-    run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), about)
+    settings = settings_of(training, classes, seed)
+    run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), settings)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
 
 
@@ -147,9 +157,10 @@ class Nodes(Sites):
     """The sites behind a Flower grid.
 
     Attributes:
+        grid: Flower's, which reaches the nodes.
         count: how many sites are waited for. After `wait` seconds, those that have come take part.
         task: what each site receives about the model, which it must have itself.
-        wait: seconds for sites to come. A round may take ten times as long.
+        wait: how many seconds sites may take to come. A round may take ROUND_FACTOR times as long.
     """
 
     grid: Any
@@ -161,27 +172,27 @@ class Nodes(Sites):
         """See `Sites.ask`. Raises NotObfuscated if a site's mod refused, which is not a site that dropped out."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-        nodes = self._nodes()
+        nodes = self._connected_nodes()
         config = ConfigRecord({**self.task, **training.document(), "round": round})
-        arrays = ArrayRecord({name: one.contiguous() for name, one in weights.items()})
+        arrays = ArrayRecord({name: tensor.contiguous() for name, tensor in weights.items()})
         messages = [
             Message(RecordDict({"weights": arrays, "task": config}), node, MessageType.TRAIN, group_id=str(round))
             for node in nodes
         ]
-        replies = list(self.grid.send_and_receive(messages, timeout=10 * self.wait))
-        silent = {*nodes} - {one.metadata.src_node_id for one in replies}
+        replies = list(self.grid.send_and_receive(messages, timeout=ROUND_FACTOR * self.wait))
+        silent = {*nodes} - {reply.metadata.src_node_id for reply in replies}
         missing = {f"of node {node}": "it did not answer in time" for node in silent}
         for number in range(self.count - len(nodes)):
             missing[f"{number + 1} of {self.count} that were waited for"] = "it never came"
         updates = []
         for reply in replies:
             if reply.has_error():
-                missing[f"of node {reply.metadata.src_node_id}"] = _reason(reply)
+                missing[f"of node {reply.metadata.src_node_id}"] = _error_text(reply)
             else:
                 updates.append(_update(reply))
         return Replies(updates, missing)
 
-    def _nodes(self) -> list[int]:
+    def _connected_nodes(self) -> list[int]:
         """Waits for the sites, and returns the ids of those that came. Raises TooFewSites if none did."""
         deadline = time.monotonic() + self.wait
         while len(node_ids := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < deadline:
@@ -191,8 +202,8 @@ class Nodes(Sites):
         return list(node_ids)
 
 
-def _reason(reply: Any) -> str:
-    """Returns a site's own words on one line. Raises NotObfuscated."""
+def _error_text(reply: Any) -> str:
+    """Returns on one line why a site sent no update, in its own words. Raises NotObfuscated if its mod refused."""
     message = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
     if reply.error.code == REFUSED_CODE and message.startswith("NotObfuscated: "):
         raise NotObfuscated(message.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
@@ -203,7 +214,7 @@ def _update(reply: Any) -> Update:
     """Returns the update of a reply, which is not trusted before `rounds.check`. Raises PoisonedUpdate, UsageError."""
     try:
         about = reply.content["about"]
-        tensors = {name: torch.from_numpy(one.numpy().copy()) for name, one in reply.content["update"].items()}
+        tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in reply.content["update"].items()}
         site, texts, steps = str(about["site"]), int(about["texts"]), int(about["steps"])
     except (KeyError, TypeError, ValueError):
         node = reply.metadata.src_node_id

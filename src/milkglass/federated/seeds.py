@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milkglass.federated.rounds import Tensors
-from milkglass.noise.stream import Stream, digest
+from milkglass.noise.stream import Stream, tensors_digest
 from milkglass.sequences import Ids
 
 
@@ -32,7 +32,7 @@ def order_of(secret: bytes, round: int, count: int) -> Ids:
 def noise_of(secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str) -> Stream:
     """Returns the stream of a round's noise, from the secret and the question: weights, batches, rate and shield."""
     question = json.dumps([[*batches], lr if len(batches) > 1 else None, shield]).encode()
-    return Stream(_digest(secret, b"noise", round, question + digest(weights)))
+    return Stream(_digest(secret, b"noise", round, question + tensors_digest(weights)))
 
 
 def _digest(secret: bytes, label: bytes, round: int, question: bytes) -> bytes:

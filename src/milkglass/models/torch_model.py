@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import quiet
+from milkglass.models.resolve import hide_progress_bars
 from milkglass.models.view import Model
 
-quiet()  # what loads a model imports this module first
+hide_progress_bars()  # what loads a model imports this module first
 
 # One model is built at a time in a process. While transformers loads a model it replaces `PreTrainedModel.tie_weights`
 # by a function that does nothing, for the whole process, and restores what it found before. Of two loads at once the

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
-from milkglass.noise.stream import Stream, bound, subkey
+from milkglass.noise.stream import Stream, stream_for, subkey
 from milkglass.sequences import Ids
 
 SECRET_BYTES = 32  # bytes
@@ -30,7 +30,7 @@ class NoiseStream:
         The last bits of states depend on what else was computed beside them, and noise must not repeat where they
         differ.
         """
-        return NoiseStream(bound(self.stream, {"hidden": hidden}))
+        return NoiseStream(stream_for({"hidden": hidden}, self.stream))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
         """Returns standard normal fp32 numbers by the inverse distribution: for secret keys, not noise on data."""

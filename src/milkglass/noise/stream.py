@@ -22,20 +22,25 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-KEY_BYTES = 32  # of a key
+KEY_BYTES = 32
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
-    """Returns a key of 32 bytes for one purpose."""
+    """Returns the sub-key (KEY_BYTES) for one purpose.
+
+    Args:
+        root: the secret.
+        model_digest: the digest of the base model.
+        label: names the purpose.
+    """
     salt = model_digest.encode()
-    return HKDF(hashes.SHA256(), 32, salt, b"milkglass/1 " + label.encode()).derive(root)
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt, b"milkglass/1 " + label.encode()).derive(root)
 
 
 class Stream:
     """A ChaCha20 key stream: the same key gives the same numbers in the same order.
 
-    A key is used for one stream only, so the nonce is fixed. `further` is a second stream of the same key under another
-    nonce. A draw that needs more bits reads them from there, so that the first stream keeps its positions.
+    A key is used for one stream only, so the nonce is fixed, except for `further`.
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
@@ -59,6 +64,10 @@ class Stream:
 
     @property
     def further(self) -> Stream:
+        """Returns a second stream of the same key, under the next nonce.
+
+        A draw that needs more bits reads them there, so that this stream keeps its positions.
+        """
         if self._further is None:
             self._further = Stream(self._key, self._nonce + 1)
         return self._further
@@ -68,10 +77,11 @@ class Stream:
         return Stream(self.bytes(KEY_BYTES))
 
     def keyed(self, data: bytes) -> Stream:
-        """Returns an independent stream for this data, HMAC-SHA256 under this one's key, which does not move on."""
+        """Returns an independent stream for this data, HMAC-SHA256 under this one's key. This one does not move on."""
         return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
     def bytes(self, count: int) -> bytes:
+        """Returns the next `count` bytes."""
         return self._cipher.update(b"\0" * count)
 
     def words(self, count: int) -> NDArray[np.uint32]:
@@ -99,23 +109,23 @@ class Stream:
         return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
 
     def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns a uniform whole number from 0 to limit - 1 for each limit (n,) from 1 to 2^63 - 1.
+        """Returns (n,) a uniform whole number from 0 to limit - 1 for each limit (n,) from 1 to 2^63 - 1.
 
-        By rejection: words in the last, incomplete multiple of a limit are drawn again.
+        It is exactly uniform: the first 2^64 mod limit of the words are rejected and drawn again.
         """
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:
             raise ValueError("a limit below 1")
         unsigned = limits.astype(np.uint64)
-        spare = (np.uint64(0) - unsigned) % unsigned  # 2^64 mod limit
+        rejected_below = (np.uint64(0) - unsigned) % unsigned  # 2^64 mod limit
         drawn = np.empty(len(limits), np.int64)
-        missing = np.arange(len(limits))
-        while len(missing):
-            words = self.long_words(len(missing))
-            accepted = words >= spare[missing]
-            selected = missing[accepted]
+        undrawn = np.arange(len(limits))
+        while len(undrawn):
+            words = self.long_words(len(undrawn))
+            accepted = words >= rejected_below[undrawn]
+            selected = undrawn[accepted]
             drawn[selected] = (words[accepted] % unsigned[selected]).astype(np.int64)
-            missing = missing[~accepted]
+            undrawn = undrawn[~accepted]
         return drawn
 
     def integers(self, limit: int, count: int) -> NDArray[np.int64]:
@@ -123,20 +133,19 @@ class Stream:
         return self.below(np.full(count, limit, np.int64))
 
     def order(self, count: int) -> NDArray[np.int64]:
-        """Returns 0 to count - 1 in a uniform order. For a million, ties of 64-bit words are less likely than 2^-25."""
+        """Returns 0 to count - 1 in a uniform order. For a million, ties of words are less likely than 2^-25."""
         return np.argsort(self.long_words(count), kind="stable").astype(np.int64)
 
 
-# Streams that depend on the data which their noise covers, so that no noise is ever used for two inputs.
-#
+# --- streams that depend on the data which their noise covers, so that no noise is ever used for two inputs -----------
 # A stream that follows from a secret and a question alone would give two inputs the same noise, and their difference
 # would be released without noise. Even one input is two if a gradient is computed with other threads, processors or
 # libraries: its last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the
 # very numbers that the noise is added to.
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Returns the SHA-256 over names, shapes, types and all numbers."""
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Returns the SHA-256 over the tensors' names, shapes, types and numbers."""
     import torch
 
     hasher = hashlib.sha256()
@@ -147,6 +156,6 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return hasher.digest()
 
 
-def bound(stream: Stream, tensors: Mapping[str, torch.Tensor]) -> Stream:
-    """Returns a stream for these numbers: the same numbers give the same stream, any other number another one."""
-    return stream.keyed(digest(tensors))
+def stream_for(tensors: Mapping[str, torch.Tensor], stream: Stream) -> Stream:
+    """Returns an independent stream of `stream` for the noise on these tensors: the same for the same numbers only."""
+    return stream.keyed(tensors_digest(tensors))

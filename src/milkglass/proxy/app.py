@@ -31,14 +31,17 @@ from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-LONG_BYTES = 64 << 10  # bytes of a request that is encoded in a thread
+IN_THREAD_BYTES = 64 << 10  # a request with a body of more bytes is encoded in a thread
 
 
 class ApiExchange(Protocol):
-    """The answer to a checked request, which has not begun."""
+    """A request that was checked and encoded. The engine is asked when one of the methods is called."""
 
-    async def response(self) -> dict[str, Any]: ...
-    def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
+    async def response(self) -> dict[str, Any]:
+        """Returns the whole answer."""
+
+    def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the events of a streamed answer."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,14 @@ def create_app(
     backends: Backends, token: str | None = None, page: PageRoutes | None = None, limits: Limits | None = None,
     attested: str | None = None,
 ) -> FastAPI:  # fmt: skip
-    """Returns the application. Without a token any API key is accepted, from this machine only.
+    """Returns the application.
 
-    `attested` is what the header of answers by an attested server says. None: there is no such header.
+    Args:
+        backends: answer the requests.
+        token: the API key. None: any is accepted, from this machine only.
+        page: a page beside OpenAI's addresses.
+        limits: of connections and requests.
+        attested: what the header of answers by an attested server says. None: there is no such header.
     """
 
     @asynccontextmanager
@@ -83,6 +91,7 @@ router = APIRouter(route_class=StrictRoute)
 
 
 async def _body(request: Request, body_type: type[B]) -> B:
+    """Reads the body of a request. Raises UsageError if it is not valid."""
     try:
         return body_type.model_validate(await request.json())
     except ValidationError as error:
@@ -90,22 +99,29 @@ async def _body(request: Request, body_type: type[B]) -> B:
 
 
 async def _respond(
-    request: Request, make: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
+    request: Request, encode: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
 ) -> Response:
-    """Answers a request. `make` refuses or encodes it, in a thread if a long prompt would delay other answers."""
-    is_long = len(await request.body()) > LONG_BYTES
-    answer = await asyncio.to_thread(make) if is_long else make()
+    """Answers a request.
+
+    Args:
+        request: the request.
+        encode: checks and encodes the request, in a thread if a long prompt would delay other answers.
+        stream: whether the answer is streamed.
+        done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
+    """
+    is_long = len(await request.body()) > IN_THREAD_BYTES
+    exchange = await asyncio.to_thread(encode) if is_long else encode()
     if stream:
-        return EventStream(_stream(answer, done_event), lambda: None)
-    document = await unless_gone(answer.response(), disconnect(request))
+        return EventStream(_stream(exchange, done_event), lambda: None)
+    document = await unless_gone(exchange.response(), disconnect(request))
     return GONE if document is None else JSONResponse(document)
 
 
-async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
-    """Yields an answer's events. An error is an event with `error`, which official clients raise."""
+async def _stream(exchange: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
+    """Yields the events of an answer as text. An error is an event with `error`, which official clients raise."""
     sequence_number = 0
     try:
-        async with aclosing(answer.events()) as events:  # type: ignore[type-var]
+        async with aclosing(exchange.events()) as events:  # type: ignore[type-var]
             async for document in events:
                 sequence_number += 1
                 text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
@@ -114,9 +130,9 @@ async def _stream(answer: ApiExchange, done_event: bool) -> AsyncGenerator[str, 
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
         error_body = refusals.of_any(error)
-        numbered = {name: error_body["error"][name] for name in ("message", "code")}
-        numbered |= {"type": "error", "sequence_number": sequence_number, "param": None}
-        yield sse_event(error_body) if done_event else sse_event({**numbered, **error_body}, "error")
+        typed_event = {name: error_body["error"][name] for name in ("message", "code")}
+        typed_event |= {"type": "error", "sequence_number": sequence_number, "param": None}
+        yield sse_event(error_body) if done_event else sse_event({**typed_event, **error_body}, "error")
     if done_event:
         yield sse_event("[DONE]")
 
@@ -128,15 +144,15 @@ async def health() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    return JSONResponse({"object": "list", "data": [_model(model.name) for model in _backends(request).models]})
+    return JSONResponse({"object": "list", "data": [_model_object(model.name) for model in _backends(request).models]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
-    return JSONResponse(_model(_backends(request).of(name).model(name).name))
+    return JSONResponse(_model_object(_backends(request).of(name).model(name).name))
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model_object(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "milkglass"}
 
 

@@ -117,7 +117,7 @@ class Backend:
             turns = self.memory.with_ids(self.model(name).name, messages)
             if template_format is not None and template_format.short_ids:
                 turns = [with_short_ids(turn) for turn in turns]
-            ids = self.codec.encode_chat(turns, tools=tools, begun=beginning, options=variables)
+            ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)
         may_reason = marks_reasoning(template) and not beginning
         in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         question = self._question(name, ids.tolist(), "messages", **options)

@@ -1,7 +1,7 @@
 """Sanitizes a whole file in blocks, each with its own randomness, and writes a report beside the output.
 
 Block b draws from a ChaCha20 stream of the seed, b and the block's texts. So the result depends on the file and the
-seed, and not on the number of workers (0, this process, may round differently than workers do). Anyone with the seed
+seed, and not on the number of workers (with 0 this process works, which may round differently). Anyone with the seed
 and the texts can repeat the draws. Without a given seed, 256 secret bits of the system are used and written nowhere.
 """
 
@@ -34,24 +34,29 @@ from milkglass.system import keep_private
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
-    """Returns the stream of a block.
+    """Returns the stream from which the draws of a block come.
 
-    `text` is all that is drawn for. It makes two files under one seed share no draws; otherwise the places where they
-    differ would show.
+    Args:
+        seed: the seed of the run.
+        block: the block's number.
+        text: all texts of the block in one. Two files under one seed share no draws because of it; otherwise the places
+            where they differ would show.
     """
     return Stream.of_seed("sanitize", seed, block, text)
 
 
 def fresh_seed() -> int:
+    """Draws a seed of 256 bits from the system's randomness."""
     return secrets.randbits(256)
 
 
 def report_path(out: Path) -> Path:
+    """Returns the path of the report on a sanitized file."""
     return out.with_name(out.name + ".report.json")
 
 
 def require_free(out: Path) -> None:
-    """Checks that nothing would be overwritten. Raises UsageError."""
+    """Raises UsageError if the output or its report exists, or their folder does not."""
     for path in (out, report_path(out)):
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists already", "give another name, or remove it")
@@ -63,7 +68,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 
 
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
-    """Returns (n,) how often a file's texts have each word, or token, of the reader's table."""
+    """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file."""
     counts = np.zeros(len(reader.table), np.int64)
     for block, block_counts in in_order(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
         counts += block_counts
@@ -73,7 +78,13 @@ def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progr
 
 @dataclass
 class FileReport:
-    """What a run did, with the fields of rows that are unchanged in `unchanged_fields`."""
+    """What a run did.
+
+    Attributes:
+        rows: how many rows were written.
+        tally: what became of their words.
+        unchanged_fields: the names of fields that are written as they were.
+    """
 
     rows: int = 0
     tally: WordTally = field(default_factory=WordTally)
@@ -84,24 +95,35 @@ def sanitize_file(
     sanitizer: FileSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes `out` and the report, which is returned. Both appear under their names when they are complete.
+    """Sanitizes a file, and returns the report that is written beside the output.
 
-    With a seed of None, a fresh secret one is drawn; with 0 `workers`, this process works.
+    Both appear under their names when they are complete.
 
-    Raises UsageError if `out` or its report exists.
+    Args:
+        sanitizer: replaces the words or tokens.
+        source: the file.
+        shape: the format of its rows.
+        out: the output, a new file.
+        seed: decides all draws. None: a secret one is drawn.
+        about: what the report says first, about the method.
+        workers: how many processes work. 0: this one.
+        progress: receives the bytes of each block that is done.
+
+    Raises:
+        UsageError: `out` or its report exists.
     """
     require_free(out)
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
-    work = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
+    sanitize_block = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
     totals = FileReport()
     with new_file(out) as file:
         file.write(shape.head())
-        for block, (text, tally, missing_names) in in_order(work, blocks_of(source, shape), workers):
+        for block, (text, tally, unchanged_fields) in in_order(sanitize_block, blocks_of(source, shape), workers):
             file.write(text)
             totals.rows += len(block.raw)
             totals.tally.add(tally)
-            totals.unchanged_fields |= missing_names
+            totals.unchanged_fields |= unchanged_fields
             progress(block.size)
         report = report_document(sanitizer, totals, about, seed is not None)
         with new_file(report_path(out)) as report_file:
@@ -110,56 +132,63 @@ def sanitize_file(
 
 
 def report_document(
-    sanitizer: FileSanitizer, report: FileReport, about: dict[str, Any], seeded: bool
+    sanitizer: FileSanitizer, totals: FileReport, about: dict[str, Any], seed_given: bool
 ) -> dict[str, Any]:
-    """Returns the report. It contains no text and no seed."""
+    """Returns the report as JSON. It contains no text and no seed, and says whether the user gave one."""
     table = sanitizer.sanitizer.table
     return {
         **about,
-        "guarantee": guarantee_in_words(sanitizer.guarantee, seeded),
+        "guarantee": guarantee_in_words(sanitizer.guarantee, seed_given),
         "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
-        "seed_given": seeded,
-        "rows": report.rows,
-        "texts": report.tally.texts,
+        "seed_given": seed_given,
+        "rows": totals.rows,
+        "texts": totals.tally.texts,
         **({"by": "tokens"} if isinstance(sanitizer.reader, TokenReader) else {}),
-        "words": report.tally.document(),
-        "fields_left_as_they_are": sorted(report.unchanged_fields),
+        "words": totals.tally.document(),
+        "fields_left_as_they_are": sorted(totals.unchanged_fields),
     }
 
 
-def guarantee_in_words(guarantee: str | None, seeded: bool) -> str | None:
-    """Returns the guarantee. A seed that a person chose can be guessed, and whoever has it can repeat the draws."""
-    return f"{guarantee}, against anyone who cannot guess the seed" if guarantee and seeded else guarantee
+def guarantee_in_words(guarantee: str | None, seed_given: bool) -> str | None:
+    """Returns the guarantee, limited if the user gave a seed: whoever guesses that can repeat the draws."""
+    return f"{guarantee}, against anyone who cannot guess the seed" if guarantee and seed_given else guarantee
 
 
-def method_document(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
+def method_document(method: SanitizerMethod, corpus_given: bool) -> dict[str, Any]:
     """Returns what a report says about a method.
 
-    Frequencies were counted in `counted`. None: a list of English words has them, if the method needs any.
+    Args:
+        method: the method.
+        corpus_given: whether frequencies were counted in the user's corpus. If not, they are a list's of English words,
+            if the method needs any.
     """
-    frequency_source = {"frequencies": LIST_NAME} if method.needs_counts else {}
-    return {**method.document(), **(frequency_source if counted is None else {"frequencies_counted": True})}
+    if corpus_given:
+        return {**method.document(), "frequencies_counted": True}
+    return {**method.document(), **({"frequencies": LIST_NAME} if method.needs_counts else {})}
 
 
 # --- in workers -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _BlockSanitizer:
+    """Returns a block's text after sanitizing, the tally of its words, and the names of unchanged fields."""
+
     sanitizer: FileSanitizer
     shape: FileShape
     seed: int = field(repr=False)
 
     def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
-        rows, slots, missing_names = self.shape.parse(block)
+        rows, slots, unchanged_fields = self.shape.parse(block)
         tally = WordTally()
-        heads, before = [], []
+        instructions, private_texts = [], []
         for container, key in slots:
-            head, private_text = self.shape.divided(container[key])
-            heads.append(head)
-            before.append(private_text)
-        texts = self.sanitizer.texts(before, stream_of(self.seed, block.number, json.dumps(before)), tally)
-        for (container, key), head, text in zip(slots, heads, texts, strict=True):
-            container[key] = head + text
-        return self.shape.write(rows), tally, missing_names
+            instruction, private_text = self.shape.divided(container[key])
+            instructions.append(instruction)
+            private_texts.append(private_text)
+        stream = stream_of(self.seed, block.number, json.dumps(private_texts))
+        texts = self.sanitizer.texts(private_texts, stream, tally)
+        for (container, key), instruction, text in zip(slots, instructions, texts, strict=True):
+            container[key] = instruction + text
+        return self.shape.write(rows), tally, unchanged_fields
 
 
 def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
@@ -181,8 +210,8 @@ def new_file(out: Path) -> Iterator[IO[str]]:
 # At most a few blocks are held at a time, however long the stream. Workers are spawned, never forked: a fork would copy
 # the random state of libraries, and locks. What is done must depend on the block alone.
 Result = TypeVar("Result")
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_WORK: list[Callable[[Block], Any]] = []  # of a worker process, set once
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_WORK: list[Callable[[Block], Any]] = []  # in a worker process: the one function that it calls on its blocks
 
 
 def in_order(work: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
@@ -234,7 +263,7 @@ def _work_on(block: Block) -> Any:
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Makes processes that start inside compute with one thread, unless the user says otherwise."""
-    added_names = [name for name in THREADS if name not in os.environ]
+    added_names = [name for name in THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(added_names, "1"))
     try:
         yield

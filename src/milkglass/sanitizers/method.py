@@ -16,7 +16,7 @@ from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
 
 Reader = WordReader | TokenReader
-OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, not the mechanism
+TEXT_PARAMETERS = ("keep_stopwords", "allow")  # those of `TextSanitizer`, not of the mechanism
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class SanitizerMethod(abc.ABC):
     """The base of all sanitizers. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
-        allow: further words that are kept.
+        epsilon: the privacy budget of a word, or of a token.
+        keep_stopwords: whether STOPWORDS cross unchanged.
+        allow: further words that cross unchanged.
         needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
         by_tokens: whether the paper replaces tokens of the model and not words.
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
@@ -44,21 +46,33 @@ class SanitizerMethod(abc.ABC):
 
     @abc.abstractmethod
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Sanitizer:
-        """Returns the mechanism over a table; counts (n,) say how often each word occurs. None: not counted."""
+        """Returns the mechanism over a table.
+
+        Args:
+            table: the words, and their vectors.
+            counts: (n,) how often each word occurs. None: that was not counted.
+        """
 
     @property
     def keeps_stopwords(self) -> bool:
+        """Returns whether stopwords cross unchanged: as the user says, or because the method demands it."""
         return self.keep_stopwords
 
-    def over(
+    def text_sanitizer(
         self, table: WordVectors, counts: NDArray[np.int64] | None = None, splitting: Splitting = "pieces"
     ) -> TextSanitizer:
+        """Returns the mechanism over a table in front of text, which is split into words."""
         return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow, splitting)
 
-    def reading(self, reader: Reader, counts: NDArray[np.int64] | None = None) -> TextSanitizer | TokenTextSanitizer:
-        """Returns the mechanism in front of text, which the reader divides into words or tokens."""
+    def with_reader(
+        self, reader: Reader, counts: NDArray[np.int64] | None = None
+    ) -> TextSanitizer | TokenTextSanitizer:
+        """Returns the mechanism in front of text, which the reader splits into words or tokens of its table.
+
+        Raises UsageError for tokens if the method keeps some words.
+        """
         if isinstance(reader, WordReader):
-            return self.over(reader.table, counts, reader.splitting)
+            return self.text_sanitizer(reader.table, counts, reader.splitting)
         self.require_by_tokens()
         return TokenTextSanitizer(self.sanitizer(reader.table, counts), reader)
 
@@ -69,7 +83,7 @@ class SanitizerMethod(abc.ABC):
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters for a report. Allowed words are only counted: they are the user's."""
-        parameters = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in OF_TEXTS}
+        parameters = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in TEXT_PARAMETERS}
         texts = {"stopwords_kept": self.keeps_stopwords, "allowed_words": len(self.allow)}
         return {"method": self.name, **parameters, **texts}
 
@@ -79,8 +93,8 @@ class SparingMethod(SanitizerMethod):
     """A method that always replaces sensitive words, the rarest ones, and others with probability p.
 
     Attributes:
-        p: of a word that is not sensitive; 0.3 in both papers.
-        sensitive: the share of words that are sensitive.
+        p: the probability with which a word that is not sensitive is replaced; 0.3 in both papers.
+        sensitive: the share of the words that are sensitive.
     """
 
     p: float = limited(0.3, most=1, hint="0.3 is the papers' choice")
@@ -89,6 +103,7 @@ class SparingMethod(SanitizerMethod):
     needs_counts: ClassVar[bool] = True
 
     def spared(self, counts: NDArray[np.int64] | None) -> Spared:
+        """Returns which words are replaced only sometimes, by how often each occurs. Raises UsageError for None."""
         if counts is None:
             raise UsageError(
                 f"{self.name} must know how often words occur, to spare common ones", "give a corpus with --corpus"

@@ -26,7 +26,7 @@ from milkglass.sanitizers.table import Ids, Mask, WordVectors, open_table, table
 from milkglass.sanitizers.word_list import token_counts
 from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
 
-Splitting = Literal["pieces", "whole"]  # as words.py says: recipes of papers have the first
+Splitting = Literal["pieces", "whole"]  # how a text is split into words (words.py); recipes of papers have "pieces"
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
 # English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
@@ -50,9 +50,13 @@ def _zeros() -> NDArray[np.int64]:
 
 @dataclass
 class WordTally:
-    """Words by class: how many there were, how many went through the mechanism, and how many came out as another word.
+    """Counts of words by class, in the order of CLASSES. A word that the caller kept counts in its class, as not drawn.
 
-    A draw may be the word itself. A word that the caller kept is counted in its class, as not drawn.
+    Attributes:
+        texts: the number of texts.
+        words: the number of words.
+        drawn: how many words went through the mechanism.
+        replaced: how many came out as another word. A draw may be the word itself.
     """
 
     texts: int = 0
@@ -61,23 +65,24 @@ class WordTally:
     replaced: NDArray[np.int64] = field(default_factory=_zeros)
 
     def add(self, other: WordTally) -> None:
+        """Adds the counts of another tally."""
         self.texts += other.texts
         self.words += other.words
         self.drawn += other.drawn
         self.replaced += other.replaced
 
     def document(self) -> dict[str, dict[str, float | int]]:
-        """Returns the counts by class, and `all`. It contains no text."""
+        """Returns the counts by class, and those of all, for a report. It contains no text."""
         counts = np.stack([self.words, self.drawn, self.replaced], 1)
-        rows = {"all": counts.sum(0), **dict(zip(CLASSES, counts, strict=True))}
+        counts_by_class = {"all": counts.sum(0), **dict(zip(CLASSES, counts, strict=True))}
         return {
             name: {
-                "words": int(row[0]),
-                "drawn": int(row[1]),
-                "replaced": int(row[2]),
-                "replaced_share": float(row[2] / row[0]) if row[0] else 0.0,
+                "words": int(words),
+                "drawn": int(drawn),
+                "replaced": int(replaced),
+                "replaced_share": float(replaced / words) if words else 0.0,
             }
-            for name, row in rows.items()
+            for name, (words, drawn, replaced) in counts_by_class.items()
         }
 
 
@@ -86,6 +91,7 @@ class WordReader:
     """Maps words of texts to rows of a table.
 
     Attributes:
+        table: the words that have a row.
         kept: words that the caller allows to cross, in lower case.
         splitting: how texts are split into words.
     """
@@ -111,31 +117,39 @@ class WordReader:
         """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
         counts = np.zeros(len(self.table))
         for word, share in word_list.english_frequencies().items():
-            for spelled, part in ((word, 1 - word_list.CAPITAL_SHARE), (word.capitalize(), word_list.CAPITAL_SHARE)):
-                codes = self.codes(self.split(spelled)[1::2])
-                np.add.at(counts, codes[codes >= 0], share * part * word_list.RUNNING_WORDS)
+            for spelling, spelling_share in (
+                (word, 1 - word_list.CAPITAL_SHARE),
+                (word.capitalize(), word_list.CAPITAL_SHARE),
+            ):
+                codes = self.codes(self.split(spelling)[1::2])
+                np.add.at(counts, codes[codes >= 0], share * spelling_share * word_list.RUNNING_WORDS)
             progress(1)
         return np.ceil(counts).astype(np.int64)
 
     @cached_property
-    def rows(self) -> dict[str, int]:
+    def row_of_word(self) -> dict[str, int]:
+        """Returns the row of each word of the table that may be drawn."""
         return {self.table.words[row]: row for row in self.table.candidates.tolist()}
 
     @cached_property
     def lookup(self) -> Lookup:
+        """Returns what maps a word of a text to its row or its code."""
         kept_indices = {word: number for number, word in enumerate(self.kept)}
-        return Lookup(self.rows, kept_indices, stem) if self.splitting == "whole" else Lookup(self.rows, kept_indices)
+        if self.splitting == "whole":
+            return Lookup(self.row_of_word, kept_indices, stem)
+        return Lookup(self.row_of_word, kept_indices)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return whole_pattern() if self.splitting == "whole" else words.pattern("n't" in self.rows)
+        return whole_pattern() if self.splitting == "whole" else words.pattern("n't" in self.row_of_word)
 
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """A word sanitizer in front of any model.
+    """A sanitizer by words in front of any model.
 
     Attributes:
+        sanitizer: the mechanism over a table of words.
         keep_stopwords: whether STOPWORDS cross unchanged.
         allow: further words that cross unchanged, in any case.
         splitting: how texts are split into words.
@@ -152,16 +166,17 @@ class TextSanitizer:
             raise UsageError(f"{bad_count} of the allowed words are not one word each", "allow single words")
 
     def text(self, text: str, stream: Stream) -> str:
+        """Returns one text sanitized."""
         return self.texts([text], stream)[0]
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
-        """Returns each text sanitized, in order. The words of all texts are drawn together."""
+        """Returns each text sanitized, in order. The words of all texts are drawn together, and added to the tally."""
         return ["".join(after) for _, after in self.parts(texts, stream, tally)]
 
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Returns each text before and after, as parts: what is between words at even places, words at odd ones."""
+        """Returns each text before and after, as parts: what is between words at even places, and words at odd ones."""
         parts_of_texts = [self.reader.split(text) for text in texts]
         original_words = [word for parts in parts_of_texts for word in parts[1::2]]
         codes = self.reader.codes(original_words)
@@ -170,8 +185,8 @@ class TextSanitizer:
         new_codes = codes.copy()
         free_codes = np.maximum(codes[is_free], UNKNOWN)
         new_codes[is_free], is_drawn[is_free] = self.sanitizer.sanitize_checked(free_codes, stream)
-        spelled, kept = self.sanitizer.table.words, self.reader.kept
-        new_words = [spelled[row] if row >= 0 else kept[KEPT - row] for row in new_codes.tolist()]
+        table_words, kept = self.sanitizer.table.words, self.reader.kept
+        new_words = [table_words[code] if code >= 0 else kept[KEPT - code] for code in new_codes.tolist()]
         if tally is not None:
             tally.texts += len(texts)
             is_changed = self._changed_mask(codes, new_codes, is_drawn, original_words, new_words)
@@ -187,6 +202,7 @@ class TextSanitizer:
 
     @cached_property
     def reader(self) -> WordReader:
+        """Returns the reader of the mechanism's table that keeps the words that cross unchanged."""
         kept_words = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
         return WordReader(self.sanitizer.table, tuple(sorted(kept_words)), self.splitting)
 
@@ -198,13 +214,14 @@ class TextSanitizer:
     def _changed_mask(
         self, codes: Ids, new_codes: Ids, is_drawn: Mask, original_words: list[str], new_words: list[str]
     ) -> Mask:
-        """Returns (words,) which words were drawn and came out as another. By chance a number is drawn as itself."""
+        """Returns (words,) which words were drawn and came out as another. A number may be drawn as itself."""
         is_changed = is_drawn & (new_codes != codes)
         for place in np.flatnonzero(codes == NUMBER):
             is_changed[place] = original_words[place].lower() != new_words[place].lower()
         return is_changed
 
     def _count(self, tally: WordTally, codes: Ids, is_drawn: Mask, is_changed: Mask) -> None:
+        """Adds words to the tally, each in its class."""
         classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], OTHER_CLASS)
         classes[codes == UNKNOWN] = UNKNOWN_CLASS
         classes[codes == NUMBER] = NUMBER_CLASS
@@ -236,23 +253,29 @@ class TextSanitizer:
 
 def _replace_words(parts: list[str], unread_words: Iterator[str]) -> list[str]:
     """Returns the parts with the next of `unread_words` at odd places, and plain space between them."""
-    out = [words.plain_space(parts[0])]
+    new_parts = [words.plain_space(parts[0])]
     last = len(parts) - 2
     for place in range(1, len(parts), 2):
-        out.append(next(unread_words))
-        out.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last else " ")
-    return out
+        new_parts.append(next(unread_words))
+        new_parts.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last else " ")
+    return new_parts
 
 
 @dataclass(frozen=True, eq=False)
 class TokenReader:
-    """Maps texts to tokens of a model, by its own table and tokenizer."""
+    """Maps texts to tokens of a model, which are the rows of its own embedding table.
+
+    Attributes:
+        table: the tokens, and their embeddings.
+        tokenizer: the model's own.
+    """
 
     table: WordVectors
     tokenizer: Any = field(repr=False)
 
     @classmethod
     def of_model(cls, folder: Path, name: str) -> TokenReader:
+        """Opens the model in a folder. Reports call its table `name`."""
         tokenizer, vectors = open_table(folder)
         return cls(table_of(tokenizer, vectors, name), tokenizer)
 
@@ -273,6 +296,7 @@ class TokenReader:
         return token_counts(self.tokenizer, len(self.table), progress)
 
     def text(self, ids: Ids) -> str:
+        """Returns the text of ids (t,), without special tokens."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
@@ -290,13 +314,15 @@ class TokenTextSanitizer:
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
         """Returns each text sanitized, in order. The tokens of all texts are drawn together."""
-        before = self.reader.ids(texts)
-        lengths = np.fromiter(map(len, before), np.int64, len(before))
-        flat = np.concatenate([np.zeros(0, np.int64), *before])
-        after, is_drawn = self.sanitizer.sanitize_checked(flat, stream)
+        id_arrays = self.reader.ids(texts)
+        if not id_arrays:
+            return []
+        ids = np.concatenate(id_arrays)
+        new_ids, is_drawn = self.sanitizer.sanitize_checked(ids, stream)
         if tally is not None:
-            self._count(tally, len(before), flat, is_drawn, is_drawn & (after != flat))
-        return [self.reader.text(ids) for ids in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
+            self._count(tally, len(texts), ids, is_drawn, is_drawn & (new_ids != ids))
+        stops = np.cumsum([len(text_ids) for text_ids in id_arrays])
+        return [self.reader.text(text_ids) for text_ids in np.split(new_ids, stops[:-1])]
 
     @property
     def guarantee(self) -> str | None:

@@ -27,7 +27,7 @@ from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
-from milkglass.split.spec import ENCODER_HINT, PATH, EncoderInfo
+from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
 TEXTS_A_FRAME = 32  # texts a frame
 HEADERS = {"Content-Type": "application/octet-stream"}
@@ -156,11 +156,11 @@ class Wire:
         self._connection = connection
 
     def info(self) -> EncoderInfo:
-        return EncoderInfo.of(self._connection.json("GET", PATH))
+        return EncoderInfo.of(self._connection.json("GET", SPLIT_PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns (texts, outputs). After a lost answer the same bytes are sent again: nothing is drawn anew."""
-        answer = self._connection.json("POST", PATH, retry=True, content=frame, headers=HEADERS)
+        answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=HEADERS)
         return _logits(answer.get("logits"))
 
 

@@ -30,7 +30,7 @@ from milkglass.server.http.routing import StrictRoute
 from milkglass.server.process import prepare, run
 from milkglass.server.settings import DataDir, Limits, ServerSettings
 from milkglass.split import folders
-from milkglass.split.spec import PATH, EncoderInfo
+from milkglass.split.spec import SPLIT_PATH, EncoderInfo
 from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
@@ -102,7 +102,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
     app.add_middleware(
         Guard,
         token=token,
-        rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == PATH else 0),
+        rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == SPLIT_PATH else 0),
         max_held=HELD_BODIES * max_body,
         limits=Limits(),
     )
@@ -113,11 +113,11 @@ def _routes(half: ServerHalf) -> APIRouter:
     router = APIRouter(route_class=StrictRoute)
     waiting = 0
 
-    @router.get(PATH)
+    @router.get(SPLIT_PATH)
     async def info() -> dict[str, Any]:
         return half.info.document()
 
-    @router.post(PATH)
+    @router.post(SPLIT_PATH)
     async def answer(request: Request) -> dict[str, Any]:
         nonlocal waiting  # one event loop counts
         frame = await request.body()  # first: a body that arrives slowly must not take a place

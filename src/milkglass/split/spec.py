@@ -16,11 +16,11 @@ from milkglass.errors import RemoteError
 from milkglass.server.http.routing import RequestBody
 from milkglass.server.inference.sampling import SamplingParams
 
-PATH, STREAM = "/v1/split", "/v1/split/stream"
+SPLIT_PATH, STREAM_PATH = "/v1/split", "/v1/split/stream"
 Dtype = Literal["bfloat16", "float16", "float32"]
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
-SPARE_BYTES = 4096  # bytes of a frame besides the states: its header, and `about`
+SPARE_BYTES = 4096  # bytes of a frame besides its states: its header, and `about`
 MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 ENCODER_HINT = "is `milkglass split serve` there?"
@@ -32,7 +32,11 @@ class EncoderInfo:
     """What an encoder's server half takes.
 
     Attributes:
-        width: the dimensions of a state.
+        method: the name of the defence by which the client half disturbs its states.
+        layer: the number of layers in the client half.
+        pooled: whether a text is sent as one state.
+        width: the number of dimensions of a state.
+        classes: the number of classes.
         max_length: the most tokens of a text.
         weights: SHA-256 of the half's weights, in hex.
         max_texts: the most texts of a frame.
@@ -51,16 +55,17 @@ class EncoderInfo:
 
     @property
     def max_rows(self) -> int:
-        """Returns the most states of a frame, given 8 more bytes for each text's length."""
+        """Returns the most states of a frame: 4 bytes a number, and 8 more for the length of each text."""
         return max(1, (self.max_body - SPARE_BYTES - 8 * self.max_texts) // (4 * self.width))
 
     def document(self) -> dict[str, Any]:
+        """Returns the server's answer."""
         return {"object": "split", **asdict(self)}
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> EncoderInfo:
+    def of(cls, answer: Mapping[str, Any]) -> EncoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = _read(cls, raw, ENCODER_HINT)
+        info = _checked(cls, answer, ENCODER_HINT)
         if min(info.width, info.max_texts, info.max_length) < 1:
             raise RemoteError("the server's limits allow no text", ENCODER_HINT)
         return info
@@ -72,13 +77,13 @@ class DecoderInfo:
 
     Attributes:
         model: the provider's name for the model.
-        width: the dimensions of a vector.
+        width: the number of dimensions of a vector.
         vocabulary: the number of rows of the table.
         max_length: the most tokens of a prompt and its answer.
         max_new_tokens: the most tokens of an answer.
         sessions: the most sessions that are open at a time.
         table: SHA-256 of the embedding table, in hex.
-        dtype: the stored type of the table. In it vectors are sent without loss.
+        dtype: the stored type of the table. Vectors of this type are sent without loss.
     """
 
     model: str
@@ -91,12 +96,13 @@ class DecoderInfo:
     dtype: str
 
     def document(self) -> dict[str, Any]:
+        """Returns the server's answer."""
         return {"object": "split.decoder", **asdict(self)}
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> DecoderInfo:
+    def of(cls, answer: Mapping[str, Any]) -> DecoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = _read(cls, raw, DECODER_HINT)
+        info = _checked(cls, answer, DECODER_HINT)
         if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
             raise RemoteError("the server's limits allow no text", DECODER_HINT)
         return info
@@ -106,7 +112,7 @@ Info = TypeVar("Info", EncoderInfo, DecoderInfo)
 
 
 class OpenRequest(RequestBody):
-    """The first message of a stream. Names and limits are as in /v1/completions."""
+    """The first message of a stream: the type of the vectors, and how tokens are drawn, as in /v1/completions."""
 
     dtype: Dtype = "bfloat16"
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
@@ -115,12 +121,14 @@ class OpenRequest(RequestBody):
     top_k: int = Field(0, ge=-1, lt=2**31)
     seed: int | None = Field(None, ge=0, lt=2**63)
 
-    def sampling(self, ends: frozenset[int]) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, ends)
+    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
+        """Returns how the engine draws tokens. An answer ends with one of `stop_ids`."""
+        return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, stop_ids)
 
 
-def _read(info_class: type[Info], raw: Mapping[str, Any], hint: str) -> Info:
-    entries: dict[str, Any] = {field.name: raw.get(field.name) for field in fields(info_class)}
+def _checked(info_class: type[Info], answer: Mapping[str, Any], hint: str) -> Info:
+    """Returns a server's answer as this class. Raises RemoteError, with `hint`, for an entry that is not valid."""
+    entries: dict[str, Any] = {field.name: answer.get(field.name) for field in fields(info_class)}
     try:
         return info_class(**entries)
     except ValidationError as error:

@@ -40,8 +40,9 @@ class Candidates:
     """What each scrambled id can stand for, and how likely that is by what was seen so far.
 
     Attributes:
-        groups: no scrambled id is in two of them.
-        likelihood: an (r, m) array for each group: log-likelihoods, up to a constant for each row.
+        groups: which ids can stand for which. No scrambled id is in two groups.
+        likelihood: (r, m) for each group: the log-likelihood that each row stands for each member, up to a constant for
+            each row.
     """
 
     groups: tuple[Group, ...]
@@ -54,7 +55,11 @@ class Candidates:
 
     @classmethod
     def of_symbols(cls, symbols: Ids) -> Candidates:
-        """Returns a public map's candidates: the tokens of each symbol (n,), all equally likely."""
+        """Returns the candidates by a public map: each symbol stands for any of its tokens, all equally likely.
+
+        Args:
+            symbols: (n,) the symbol of each token.
+        """
         order = np.argsort(symbols, kind="stable").astype(np.int64)
         rows, starts = np.unique(symbols[order], return_index=True)
         parts = np.split(order, starts[1:])
@@ -70,12 +75,12 @@ class Candidates:
         exchanged = [i for i, group in enumerate(self.groups) if np.isin(group.rows, responses.values).all()]
         if not exchanged:
             return self
-        members_lists = [self.groups[i].members for i in exchanged]
-        row_ends = np.cumsum([len(members) for members in members_lists])
-        likelihood = np.zeros((len(exchanged), int(row_ends[-1])))
-        for row, (end, members) in enumerate(zip(row_ends.tolist(), members_lists, strict=True)):
+        own_members = [self.groups[i].members for i in exchanged]
+        column_ends = np.cumsum([len(members) for members in own_members])
+        likelihood = np.zeros((len(exchanged), int(column_ends[-1])))
+        for row, (end, members) in enumerate(zip(column_ends.tolist(), own_members, strict=True)):
             likelihood[row, end - len(members) : end] = responses.advantage
-        merged = Group(np.concatenate([self.groups[i].rows for i in exchanged]), np.concatenate(members_lists))
+        merged = Group(np.concatenate([self.groups[i].rows for i in exchanged]), np.concatenate(own_members))
         others = [i for i in range(len(self.groups)) if i not in {*exchanged}]
         groups = (*(self.groups[i] for i in others), merged)
         return Candidates(groups, (*(self.likelihood[i] for i in others), likelihood))
@@ -91,9 +96,9 @@ class Recordings:
     """Encrypted answers that an attacker requested, of which it knows everything.
 
     Attributes:
-        records: what crossed.
+        records: the sizes and times of what crossed.
         topics: (b,) the topic of each answer.
-        lengths: of each answer the bytes of each token. None: that is not known.
+        lengths: for each answer the number of bytes of each token. None: that is not known.
     """
 
     records: Records
@@ -127,13 +132,13 @@ class Knowledge:
         rehearse: takes public ids and a seed, and returns what a sanitizer makes of them and (total,) the place at
             which each was sent, NO_BELIEF for one that was not.
         aliases: how many scrambled ids each ordinary token has.
-        shared: whether an id stands for a cluster and not for a token.
+        shared: whether a scrambled id stands for a cluster of tokens and not for one token.
         symbols: (n,) the scrambled id of each public token, if many tokens have one id by a public map. The attacker
             can then write any public text as it would be sent.
-        responses: the randomised response by which such an id is exchanged where it occurs. None: it is not.
-        step: the model whose gradients are shared, and its loss.
+        responses: the randomised response by which ids of `symbols` are exchanged where they occur. None: they are not.
+        step: the model whose gradients are shared, with its loss.
         lengths: (b,) the number of tokens, special ones too, of each text behind the gradients.
-        noise: the noise that is added to what is sent.
+        noise: the noise that is added to hidden states or gradients before they are sent.
         answers: the public ids of each answer, in order, if the server chose its text.
         recordings: encrypted answers of the same service to requests of the attacker's own.
     """

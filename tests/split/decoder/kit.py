@@ -21,7 +21,7 @@ from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.gate import Gate
-from milkglass.split.decoder.server import SessionTable, open_layers
+from milkglass.split.decoder.server import SessionTable, open_decoder
 from milkglass.split.spec import DecoderInfo
 
 TOKEN = "token-of-the-split-tests"
@@ -74,8 +74,8 @@ def serving(
     send_buffer: int = 0,
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
-    session_table, package = open_layers(checkpoint, "tiny", policy or RowPolicy(), sessions)
-    gate = Gate(package, unattested=unattested)
+    session_table, package = open_decoder(checkpoint, "tiny", policy or RowPolicy(), sessions)
+    gate = Gate(package, allow_unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = listen(settings, settings.connections)
     if send_buffer:

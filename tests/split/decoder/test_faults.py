@@ -20,7 +20,7 @@ from milkglass.server.inference.generator import ModelFailed
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.client import DecoderServer
 from milkglass.split.decoder.server import SplitSequence
-from milkglass.split.spec import STREAM
+from milkglass.split.spec import STREAM_PATH
 from tests.split.decoder.kit import PATIENCE, PROMPT, TOKEN, Served, serving
 
 
@@ -33,7 +33,7 @@ def socket(served: Served, **fields: Any) -> ClientConnection:
 
 def bare(served: Served) -> ClientConnection:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    return connect(f"ws://127.0.0.1:{served.port}{STREAM}", additional_headers=headers, proxy=None).__enter__()
+    return connect(f"ws://127.0.0.1:{served.port}{STREAM_PATH}", additional_headers=headers, proxy=None).__enter__()
 
 
 def first(served: Served, ids: list[int] = PROMPT) -> bytes:
@@ -110,7 +110,7 @@ def test_a_first_message_that_is_no_object_is_refused(served: Served, message: s
 
 def test_without_the_token_there_is_no_stream(served: Served) -> None:
     with pytest.raises(InvalidStatus, match="403"):
-        connect(f"ws://127.0.0.1:{served.port}{STREAM}", proxy=None)
+        connect(f"ws://127.0.0.1:{served.port}{STREAM_PATH}", proxy=None)
     with pytest.raises(Unauthorized):
         DecoderServer(f"http://127.0.0.1:{served.port}", "another", retry=PATIENCE).connect()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from milkglass.server.settings import Limits
 from milkglass.split.decoder.server import SplitGenerator, SplitSession, running
-from milkglass.split.spec import STREAM
+from milkglass.split.spec import STREAM_PATH
 from tests.server.kit import until
 from tests.split.decoder.kit import PROMPT, TOKEN, Served, serving
 from tests.split.decoder.test_faults import first
@@ -29,7 +29,7 @@ def opened(served: Served, max_tokens: int) -> Iterator[socket.socket]:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.settimeout(60)
         one.connect(("127.0.0.1", served.port))
-        head = f"GET {STREAM} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nConnection: Upgrade\r\n"
+        head = f"GET {STREAM_PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nConnection: Upgrade\r\n"
         head += "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         one.sendall(f"{head}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode())
         hear(one, b"\r\n\r\n")

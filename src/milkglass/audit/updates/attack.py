@@ -121,8 +121,8 @@ class _Player:
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         """Runs all attacks on one update, each with an equal share of what is left of the budget."""
         applicable = {name: attack for name, attack in attacks.items() if ghost or Tokens not in attack.sees}
-        rules = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
-        finished = run(scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), rules).attacks
+        options = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
+        finished = run(scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), options).attacks
         not_applicable = [
             AttackResult(name, attacks[name].title, SERVER, "does not apply", NO_SHADOWS)
             for name in attacks

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from milkglass.audit.report import charts
 from milkglass.audit.report.page import environment
 from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE, level_of
-from milkglass.audit.updates.report import Measures, UpdateAudit, UpdateResult, tokens, verdict
+from milkglass.audit.updates.report import Measures, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.metrics.interval import Interval
 
 MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
@@ -19,9 +19,9 @@ MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page. `readings` are what each attack read of each update, which is private."""
-    measured = sorted((r for r in result.done if r.measures), key=lambda r: -r.tokens.value)
+    measured = sorted((r for r in result.done if r.measures), key=lambda r: -r.token_share.value)
     best = measured[0] if measured else None
-    level = level_of(best.tokens.value, any(r.cut for r in measured)) if best else "unknown"
+    level = level_of(best.token_share.value, any(r.cut for r in measured)) if best else "unknown"
     example = next((reading for reading in readings if best is not None and reading["attack"] == best.attack), None)
     texts = [] if example is None else [*example["texts"][:MAX_EXAMPLES], *example["readings"][:MAX_EXAMPLES]]
     return (
@@ -29,7 +29,7 @@ def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
         .get_template("audit/report/updates.html")
         .render(
             r=result, done=measured, best=best, verdict=verdict(result), level=level, label=LABELS[level],
-            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=MAX_EXAMPLES, tokens=tokens,
+            most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=MAX_EXAMPLES, token_share=token_share,
             **{name: Markup(svg) for name, svg in charts_svg(result, measured).items()},
         )
     )  # fmt: skip
@@ -44,9 +44,11 @@ def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str
     guesses = {}
     if result.floor:
         guesses["guessing the commonest token each time"] = result.floor["commonest token"]
-    trained = {attacked.title: tokens(attacked.trained) for attacked in results if attacked.trained and result.ghost}
+    trained = {
+        attacked.title: token_share(attacked.trained) for attacked in results if attacked.trained and result.ghost
+    }
     return {
-        "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(tokens), guesses),
+        "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(token_share), guesses),
         "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(itemgetter("rouge-1")), {}),
         "shadows": charts.bars("Shadows", "read of the shadows, in %", trained, {}),
     }

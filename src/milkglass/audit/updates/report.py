@@ -10,8 +10,8 @@ from milkglass.audit.outcome import AttackResult, nan_as_none
 from milkglass.audit.report.texts import TEXTS, filled
 from milkglass.metrics.interval import Interval
 
-KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
-AS_THEY_ARE = "shadows as they are"  # no attack: the shadows are taken for the texts
+KNOWLEDGE_LEAD = "attackers know the model in every round, the labels and the lengths, and have"
+AS_THEY_ARE = "shadows as they are"  # the name of a result without an attack: the shadows are taken for the texts
 Measures = Mapping[str, Interval]
 
 
@@ -20,9 +20,10 @@ class UpdateResult(AttackResult):
     """The result of one attack on all updates, against the site's texts.
 
     Attributes:
-        rounds: on which it ran.
-        left_out: the rounds to which it does not apply, and why.
-        trained: the figures against what was trained on. None: it read nothing, or read shadows and no gradients.
+        rounds: the rounds on which the attack ran, from 0.
+        left_out: the rounds to which the attack does not apply, and why.
+        trained: the figures against what was trained on; `measures` has those against the texts. None: the attack read
+            nothing, or read shadows and no gradients.
     """
 
     rounds: tuple[int, ...] = ()
@@ -30,16 +31,17 @@ class UpdateResult(AttackResult):
     trained: Measures | None = None
 
     @property
-    def tokens(self) -> Interval:
-        return tokens(self.measures)
+    def token_share(self) -> Interval:
+        """Returns the share of the texts' tokens that came back."""
+        return token_share(self.measures)
 
     @property
     def rouge(self) -> Interval:
         return self.measures["rouge-1"]
 
     @property
-    def gap(self) -> str:
-        """Returns why there are no figures, or none of some rounds; "" if there are all."""
+    def why_missing(self) -> str:
+        """Returns why there are no figures, or none of some rounds; "" if no figure is missing."""
         if self.state != "done":
             return f"{self.state}: {self.reason}"
         if not self.left_out:
@@ -47,7 +49,8 @@ class UpdateResult(AttackResult):
         rounds = len(self.left_out) + len(self.rounds)
         return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
 
-    def row(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """Returns the result as an entry of "found" in the report's JSON."""
         is_done = self.state == "done"
         raw = asdict(self)
         return {
@@ -62,11 +65,12 @@ class UpdateAudit:
     """What the updates of one site reveal.
 
     Attributes:
-        ghost: whether its texts passed through GHOST.
-        rounds: those that were attacked, from 0.
-        refused: rounds about which nothing can be said, and why.
+        site: the name of the site.
+        ghost: whether the site's texts passed through GHOST.
+        rounds: the rounds that were attacked, from 0.
+        refused: the rounds about which nothing can be said, from 0, and why.
         texts: how many texts were behind the attacked rounds, counted once for each round.
-        results: of each attack.
+        results: one for each attack.
         floor: what is recovered without an attack (metrics/recovery.floors).
         public: the public text that attackers had: the "name" of what the audit was given, how many of those texts
             remain ("given"), how many are the site's "own", from which no attacked update comes, how many of both are
@@ -90,6 +94,7 @@ class UpdateAudit:
 
     @property
     def done(self) -> list[UpdateResult]:
+        """Returns the results of the attacks that ran to their end or to that of their share of the budget."""
         return [result for result in self.results if result.state == "done"]
 
     @property
@@ -99,7 +104,7 @@ class UpdateAudit:
 
     def notes(self) -> list[str]:
         """Returns what a reader of the figures has to know, a line each."""
-        lines = [f"{result.attack}: {result.gap}" for result in self.results if result.gap]
+        lines = [f"{result.attack}: {result.why_missing}" for result in self.results if result.why_missing]
         lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
         if self.done:
             lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
@@ -112,13 +117,13 @@ class UpdateAudit:
             ]
         lines += [
             f"attacked: {self.texts:,} texts in {len(self.rounds)} rounds (one that was in two counts twice)",
-            f"{KNOWN} {self.public_text}",
+            f"{KNOWLEDGE_LEAD} {self.public_text}",
         ]
         if left_out := self.public["left_out"]:
             lines += [f"{left_out:,} public texts contain an attacked text or are part of one: they are left out"]
         if self.ghost:
-            other = "" if self.selection == "states" else ", which is not the paper's"
-            lines += [f"ghost's selection of shadows: {self.selection}{other}"]
+            remark = "" if self.selection == "states" else ", which is not the paper's"
+            lines += [f"ghost's selection of shadows: {self.selection}{remark}"]
         lines += [self.advice] if self.advice else []
         if any(result.attack.startswith("shadow-") for result in self.done):
             lines += ["shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
@@ -129,7 +134,7 @@ class UpdateAudit:
         raw = {
             "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
             "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
-            "found": [result.row() for result in self.results],
+            "found": [result.document() for result in self.results],
             "floor": self.floor, "public": self.public, "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", self.public_text],
         }  # fmt: skip
@@ -138,18 +143,21 @@ class UpdateAudit:
         return cast("dict[str, Any]", nan_as_none(raw))
 
 
-def tokens(measures: Measures) -> Interval:
+def token_share(measures: Measures) -> Interval:
     """Returns the share of tokens that came back; for an attack that reads places, only those at their places."""
     return measures["token recall"] if "token recall" in measures else measures["tokens top-1"]
 
 
-def tokens_named(measures: Measures) -> Interval:
-    """Returns the share of a batch's different tokens that were read, from whichever text. See `tokens` for places."""
-    return measures.get("tokens named", tokens(measures))
+def named_share(measures: Measures) -> Interval:
+    """Returns the share of a batch's different tokens that were read, in whichever text of the batch they are.
+
+    For an attack without this figure it is `token_share`.
+    """
+    return measures.get("tokens named", token_share(measures))
 
 
 def verdict(audit: UpdateAudit) -> str:
-    """Returns a sentence or two, which never say that texts are safe: other attacks may read more."""
+    """Returns in a sentence or two how much was read. Texts are never called safe: other attacks may read more."""
     measured = [result for result in audit.done if result.measures]
     if not measured:
         return filled(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
@@ -158,19 +166,19 @@ def verdict(audit: UpdateAudit) -> str:
         return max(measured, key=lambda result: (measure(result.measures).value, result.rouge.value))
 
     trained = [result.trained for result in audit.results if result.trained]
-    shadows, known_shares = (
-        max((part(measures).value for measures in trained), default=0.0) for part in (tokens, tokens_named)
+    read_shadows, known_shadows = (
+        max((share(measures).value for measures in trained), default=0.0) for share in (token_share, named_share)
     )
-    best, best_namer = strongest(tokens), strongest(tokens_named)
+    best, best_named = strongest(token_share), strongest(named_share)
     return filled(
         TEXTS["updates"]["verdict"],
         of=audit,
         best=best,
-        likest=strongest(lambda measures: measures["rouge-1"]),
-        namer=best_namer,
-        named=tokens_named(best_namer.measures),
-        shadows=shadows if trained else None,
-        known=known_shares,
-        by_it=best.trained is not None or shadows == 1,
+        best_rouge=strongest(lambda measures: measures["rouge-1"]),
+        best_named=best_named,
+        named_share=named_share(best_named.measures),
+        read_shadows=read_shadows if trained else None,
+        known_shadows=known_shadows,
+        from_updates=best.trained is not None or read_shadows == 1,
         adaptive=any(result.attack.startswith("shadow-") for result in audit.results),
     )

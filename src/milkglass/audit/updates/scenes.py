@@ -18,7 +18,7 @@ import numpy as np
 
 from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
-from milkglass.audit.gradient_scene import gradient_scene, truth_of
+from milkglass.audit.gradient_scene import gradient_scene, gradient_truth
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
 from milkglass.federated.site import load_weights
@@ -94,7 +94,7 @@ class AuditedSite:
     @cached_property
     def _all_texts_truth(self) -> Truth:
         size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
-        return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
+        return gradient_truth(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
 
     # --- what attackers have ------------------------------------------------------------------------------------------
     def public_text(self) -> tuple[Sequences, dict[str, Any]]:

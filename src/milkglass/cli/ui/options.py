@@ -360,9 +360,9 @@ def kept_name(model: str, folder: Path) -> str:
 
     It is the model's absolute folder, the embedded model, or the hub id and commit.
     """
-    from milkglass.models.resolve import recorded
+    from milkglass.models.resolve import name_to_store
 
-    name = recorded(model, folder)
+    name = name_to_store(model, folder)
     if "@" in name and name != model and not Path(model).expanduser().is_dir():
         note(f"{model} is {name}")
     return name

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
-ATTEMPTS = 3  # at typing a passphrase; a new one must be strong enough, and be typed twice
+ATTEMPTS = 3  # how often a passphrase may be typed until it opens the key, or is strong and typed twice alike
 TERMINAL = "/dev/tty"
 
 WeakPassphrase = Annotated[
@@ -39,6 +39,10 @@ GeneratePassphrase = Annotated[
 
 def open_with_passphrase(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
     """Opens an existing key with its passphrase, and returns both. A wrong one that was typed is asked for again.
+
+    Args:
+        file: holds the passphrase on its first line. None: it comes from the environment or a prompt.
+        open_with: opens the key with a passphrase. Raises WrongPassphrase.
 
     Raises:
         UsageError: no passphrase was given, and there is no terminal to ask at.
@@ -61,29 +65,40 @@ def open_with_passphrase(file: Path | None, open_with: Callable[[str], T]) -> tu
     raise AssertionError("the last attempt returns or raises")
 
 
-def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:
+def new_passphrase(file: Path | None, allow_weak: bool = False, generate: bool = False) -> str:
     """Returns the passphrase of a new key. A prompt asks twice, and generates one if nothing is typed.
 
-    A generated one is written to `file`. Raises WeakPassphrase, or UsageError without a terminal to ask or show it at.
+    Args:
+        file: holds the passphrase on its first line; with `generate` it is written there. None: it comes from the
+            environment or a prompt, and a generated one is shown on the terminal.
+        allow_weak: whether a weak passphrase is taken, with a warning.
+        generate: whether the passphrase is drawn at random.
+
+    Raises:
+        WeakPassphrase: it is weak.
+        UsageError: there is no terminal to ask or show it at, or the file cannot be read or written.
     """
     if generate:
-        return _generate(file, weak)
+        return _generate(file, allow_weak)
     passphrase = _given_passphrase(file)
     if passphrase is None:
-        return _ask_new(weak)
-    return _strong(passphrase, weak)
+        return _ask_new(allow_weak)
+    return _accept_new(passphrase, allow_weak)
 
 
-def another_passphrase(file: Path | None, generate: bool, of: UnlockedKey) -> str:
-    """Returns another passphrase for the same key, or for a part of it. Raises UsageError if it is the old one."""
+def another_passphrase(file: Path | None, generate: bool, key: UnlockedKey) -> str:
+    """Returns another passphrase for an open key, or for a part of it. Raises UsageError if it is the old one."""
     new = new_passphrase(file, generate=generate)
-    if of.seal.is_of(new):
+    if key.seal.is_of(new):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
     return new
 
 
-def require_another(file: Path | None) -> None:
-    """Raises UsageError, before a key is opened, if both passphrases would come from the environment."""
+def require_another_source(file: Path | None) -> None:
+    """Raises UsageError if the new passphrase would come from the environment, as the old one does.
+
+    It is asked before a key is opened. `file` holds the new passphrase, if there is one.
+    """
     if file is None and os.environ.get(PASSPHRASE_VARIABLE):
         raise UsageError(
             f"no new passphrase was given, and {PASSPHRASE_VARIABLE} holds the old one", "give --new-passphrase-file"
@@ -104,7 +119,8 @@ def _given_passphrase(file: Path | None) -> str | None:
     return None
 
 
-def _ask_new(weak: bool) -> str:
+def _ask_new(allow_weak: bool) -> str:
+    """Asks for a new passphrase until one is accepted and typed twice alike. Raises UsageError after ATTEMPTS."""
     import getpass
 
     from milkglass.client.key.passphrases import weakness
@@ -116,28 +132,30 @@ def _ask_new(weak: bool) -> str:
         entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not entered:
             return _show_passphrase()
-        weakness_found = None if weak else weakness(_require_passphrase(entered))
+        weakness_found = None if allow_weak else weakness(_require_passphrase(entered))
         if weakness_found is not None:
             fault, advice = weakness_found, "; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != entered:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _strong(_require_passphrase(entered), weak)
+            return _accept_new(_require_passphrase(entered), allow_weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
-def _strong(passphrase: str, weak: bool) -> str:
+def _accept_new(passphrase: str, allow_weak: bool) -> str:
+    """Returns the passphrase. Raises WeakPassphrase for a weak one, or with `allow_weak` warns of it."""
     from milkglass.client.key.passphrases import require_strong, weakness
 
-    if not weak:
+    if not allow_weak:
         require_strong(passphrase)
     elif fault := weakness(passphrase):
         note(f"warning: {fault}")
     return passphrase
 
 
-def _generate(file: Path | None, weak: bool) -> str:
-    if weak:
+def _generate(file: Path | None, allow_weak: bool) -> str:
+    """Draws a passphrase, and writes it to the file or shows it on the terminal. Raises UsageError for want of both."""
+    if allow_weak:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
         return _write_passphrase(file)
@@ -196,6 +214,7 @@ def _from_file(file: Path) -> str:
 
 
 def _require_passphrase(text: str) -> str:
+    """Returns the passphrase. Raises UsageError if it is empty, or is no UTF-8 text."""
     if not text:
         raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -46,12 +46,13 @@ class Codec:
     """A key with its model's tokenizer.
 
     Attributes:
-        sigma: (n,) by original id: its scrambled id, or the first of several.
-        inverse: (n',) by scrambled id: the original id.
-        visible: (n,) by original id: whether it is an ordinary token of the tokenizer.
-        is_token: (n,) by original id: whether it is a token of the tokenizer, special or not.
+        tokenizer: the model's own, with the original ids.
+        sigma: (n,) the scrambled id of each original id, or the first of several.
+        inverse: (n',) the original id of each scrambled id.
+        visible: (n,) whether each original id is an ordinary token of the tokenizer.
+        is_token: (n,) whether each original id is a token of the tokenizer, special or not.
         limit: the most tokens of a text that the model takes.
-        choices: the scrambled ids of each token, if some tokens have several.
+        alias_choices: the scrambled ids of each token, if some tokens have several.
         responses: exchanges ids at random, if the key's scheme does.
         draw: returns the random stream of one call, by which an id is drawn where a token has several.
         readable: whether a scrambled id names a token.
@@ -65,7 +66,7 @@ class Codec:
     visible: NDArray[np.bool_] = field(repr=False)
     is_token: NDArray[np.bool_] = field(repr=False)
     limit: int
-    choices: AliasChoices | None = field(default=None, repr=False)
+    alias_choices: AliasChoices | None = field(default=None, repr=False)
     responses: Responses | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True
@@ -97,10 +98,10 @@ class Codec:
         special_ids = np.array(sorted({*tokenizer.all_special_ids, *added_special}), np.int64)
         special_ids = special_ids[special_ids < size]
         visible[special_ids] = False
-        choices = AliasChoices.of(key)
-        if choices is not None and (choices.counts[special_ids] > 1).any():
+        alias_choices = AliasChoices.of(key)
+        if alias_choices is not None and (alias_choices.counts[special_ids] > 1).any():
             raise ModelError(
-                f"{int((choices.counts[special_ids] > 1).sum())} special tokens have several ids under this key",
+                f"{int((alias_choices.counts[special_ids] > 1).sum())} special tokens have several ids under this key",
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
         limit = longest(folder, tokenizer)
@@ -108,7 +109,7 @@ class Codec:
         responses = Responses.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first_ids, key.inverse, visible, is_token, limit, choices, responses, draw, readable,
+            tokenizer, first_ids, key.inverse, visible, is_token, limit, alias_choices, responses, draw, readable,
             key.identifier, sampling,
         )  # fmt: skip
 
@@ -127,13 +128,15 @@ class Codec:
         Unless `parse_special`, the text of a special token is text: no one can end a text early by writing "[SEP]".
 
         Args:
+            texts: the texts, or the first one of each pair.
+            pairs: the second text of each pair, if the model reads pairs.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether longer texts are cut. Otherwise they are refused.
             reserved: tokens that the caller adds to each text, which count against the limit.
             parse_special: whether the text of a special token is that token, as in prompts that a program put together.
 
         Raises:
-            EmptyText: a text has no token. This and the other errors have the text's number.
+            EmptyText: a text has no token. The message has the text's number, as that of TooLong has.
             TooLong: a text is too long.
             IdOutOfRange: the tokenizer has a token that the model has no row for.
         """
@@ -144,26 +147,26 @@ class Codec:
                 raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
         if not texts:
             return Encoded([], None if pairs is None else [])
-        special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
-        limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
-        requested = (list(texts), None if pairs is None else list(pairs))
+        special_count = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+        limit = self._limit(max_length, special_count + reserved, 1 if pairs is None else 2)
+        tokenizer_inputs = (list(texts), None if pairs is None else list(pairs))
         literal = not parse_special
-        batch = self.tokenizer(*requested, truncation=False, split_special_tokens=literal)
+        batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=literal)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
-        if (lengths <= special).any():
-            raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
+        if (lengths <= special_count).any():
+            raise EmptyText.of(int((lengths <= special_count).argmax()), "has no token", "leave empty texts out")
         too_long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
         if not truncate:
             self._require_fit(lengths + reserved, limit)
         elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *requested, truncation=True, max_length=limit - reserved, split_special_tokens=literal
+                *tokenizer_inputs, truncation=True, max_length=limit - reserved, split_special_tokens=literal
             )
             self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
-        types = batch.get("token_type_ids")
+        token_types = batch.get("token_type_ids")
         return Encoded(
             self._scramble_lists(batch["input_ids"]),
-            None if types is None else [np.asarray(row, np.int8) for row in types],
+            None if token_types is None else [np.asarray(row, np.int8) for row in token_types],
             too_long,
         )
 
@@ -174,7 +177,7 @@ class Codec:
         max_length: int | None = None,
         truncate: bool = False,
         tools: Sequence[Tool] = (),
-        begun: str = "",
+        answer_start: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> Ids:
         """Encodes a conversation in the model's own template.
@@ -183,11 +186,12 @@ class Codec:
         (`kept_ids.ANSWER_IDS`), what it repeats of the answer is sent as these ids.
 
         Args:
+            messages: the conversation.
             add_generation_prompt: whether the template's start of an answer follows.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
             tools: functions that the template shows to the model.
-            begun: text with which the answer is made to begin.
+            answer_start: text with which the answer is made to begin, after the template's own start.
             options: further variables of the template, such as `enable_thinking` (`template_options`).
 
         Raises:
@@ -198,9 +202,9 @@ class Codec:
         if tools and not self.takes_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_messages(self.tokenizer, messages)
-        messages = [self._with_visible(message) for message in messages]
+        messages = [self._with_visible_answer(message) for message in messages]
         rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options, self.decode)
-        ids = rendered.followed_by(begun).tokens(self.tokenizer)[0]
+        ids = rendered.followed_by(answer_start).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
             self._require_fit(np.array([len(ids)]), limit)
@@ -209,7 +213,12 @@ class Codec:
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
 
-        Scrambled ids of answers that it may repeat are sent as they were received. Raises CodecError as `encode` does.
+        Args:
+            text: the prompt.
+            answers: the scrambled ids of each answer that the prompt may repeat. What it repeats is sent as these ids.
+
+        Raises:
+            CodecError: as in `encode`.
         """
         require_text([text])
         kept_ids, marked = KeptIds(self.decode, free_letters([text])), text
@@ -224,7 +233,7 @@ class Codec:
         return self._scrambled_except_kept(original, rendered.kept)
 
     def _scrambled_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
-        """Returns scrambled ids of original ones, in which -1, -2, ... stand for the first, second, ... of `kept`."""
+        """Returns the scrambled ids of original ones, among which -1, -2, ... stand for the scrambled ids in `kept`."""
         original, scrambled = np.array(ids, np.int64), np.array(kept, np.int32)
         is_kept = original < 0
         kept_scrambled = scrambled[-1 - original[is_kept]]
@@ -233,14 +242,15 @@ class Codec:
         all_scrambled[is_kept] = kept_scrambled
         return all_scrambled
 
-    def _with_visible(self, message: Message) -> Message:
-        """Returns a message without those ids of its answer that have no text."""
+    def _with_visible_answer(self, message: Message) -> Message:
+        """Returns a message without those ids of its answer that have no text, or without all if none can be read."""
         ids = message.get(ANSWER_IDS)
         if not ids or not self.readable:
             return {name: value for name, value in message.items() if name != ANSWER_IDS}
         return {**message, ANSWER_IDS: self._visible_ids(ids)}
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
+        """Returns those scrambled ids that stand for ordinary tokens."""
         array = _whole_numbers(ids)
         return array[self.visible[self._unscramble(array)]].tolist()
 
@@ -254,16 +264,23 @@ class Codec:
         """Encodes conversations as supervised examples, with labels of -100 outside the assistant's turns.
 
         Args:
-            truncate: whether conversations that are too long lose their end. One that loses all answers is refused.
+            conversations: the messages of each.
+            max_length: the most tokens, if fewer than the model takes.
+            truncate: whether conversations that are too long lose their end. Otherwise they are refused.
+            tools: for each conversation the functions that the template shows to the model. Empty: there are none.
+
+        Raises:
+            TooLong: a conversation is too long, or loses all answers.
+            CodecError: a conversation cannot be rendered, or has no answer.
         """
-        labelled, lengths = self._label(conversations, max_length, tools)
+        examples, lengths = self._encode_answers(conversations, max_length, tools)
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
-        for index in labelled.unanswered:
+        for index in examples.unanswered:
             raise answerless_error(
-                self.tokenizer, conversations[index], index, int(lengths[index]), labelled, self._limit(max_length)
+                self.tokenizer, conversations[index], index, int(lengths[index]), examples, self._limit(max_length)
             )
-        return labelled
+        return examples
 
     def encode_cut(
         self,
@@ -272,11 +289,12 @@ class Codec:
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
         """Encodes like `encode_examples` with `truncate`, and leaves out conversations that lose all answers."""
-        return self._label(conversations, max_length, tools)[0]
+        return self._encode_answers(conversations, max_length, tools)[0]
 
-    def _label(
+    def _encode_answers(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
+        """Returns the examples, cut to the limit, and (n,) the uncut tokens of each conversation."""
         return labelled(self.tokenizer, conversations, self._limit(max_length), self._scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
@@ -285,26 +303,36 @@ class Codec:
         ids = [np.concatenate([row, self.stop_ids]).astype(np.int32) for row in encoded.ids]
         return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.long)
 
-    # --- ids without text ------------------------------------------------------------------------------------------
+    # --- ids without text ---------------------------------------------------------------------------------------------
     @property
-    def unscrambling(self) -> Codec:
-        """Returns the codec with the original ids, for programs that play both sides. Its ids are never sent."""
+    def without_scrambling(self) -> Codec:
+        """Returns a codec whose ids are the original ones, for programs that play both sides. They are never sent."""
         identity = np.arange(len(self.sigma))
-        plain = replace(self, choices=None, responses=None, readable=True, key_id=None)
-        return replace(plain, sigma=identity.astype(np.int32), inverse=identity)
+        unkeyed = replace(self, alias_choices=None, responses=None, readable=True, key_id=None)
+        return replace(unkeyed, sigma=identity.astype(np.int32), inverse=identity)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """Returns the scrambled ids (t,) of one text's (t,). Of several ids of a token, one is drawn at each call."""
-        scrambled_ids = self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw())
+        """Returns (t,) the scrambled ids of one text's (t,). Of several ids of a token, one is drawn at each call."""
+        scrambled_ids = (
+            self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.draw())
+        )
         return scrambled_ids if self.responses is None else self.responses.exchange(ids, scrambled_ids)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
-        """Returns the text of scrambled ids (t,). Raises IdOutOfRange.
+        """Returns the text of scrambled ids (t,).
 
         Ids of padding rows, which a model can emit, have no text (`count_unknown`).
+
+        Args:
+            ids: what the server returned.
+            skip_special: whether special tokens have no text.
+
+        Raises:
+            IdOutOfRange: an id is not of this model.
+            CodecError: under this key an id names no token.
         """
-        return self._text(self._among(self.visible if skip_special else self.is_token, ids))
+        return self._text(self._shown_ids(ids, self.visible if skip_special else self.is_token))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
@@ -321,13 +349,12 @@ class Codec:
 
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
-        visible = self.visible
+        is_shown = self.visible
         added = self.tokenizer.added_tokens_encoder
         if added_ids := [added[token] for token in shown if token in added]:
-            visible = visible.copy()
-            visible[added_ids] = True
-        original = partial(self._among, visible)
-        return StreamDecoder(original, self._text, decodes_by_byte(self.tokenizer))
+            is_shown = is_shown.copy()
+            is_shown[added_ids] = True
+        return StreamDecoder(partial(self._shown_ids, is_shown=is_shown), self._text, decodes_by_byte(self.tokenizer))
 
     @property
     def stop_ids(self) -> Ids:
@@ -349,7 +376,7 @@ class Codec:
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
-        """Returns the limit of tokens, `added` ones around each text included. `least` of the text must fit."""
+        """Returns the most tokens of a text, `added` ones included. Raises UsageError if `least` others do not fit."""
         limit = self.limit if max_length is None else min(self.limit, max_length)
         if limit < added + least:
             requested = limit if max_length is None else max_length
@@ -360,6 +387,7 @@ class Codec:
         return limit
 
     def _require_fit(self, lengths: NDArray[np.int64], limit: int) -> None:
+        """Raises TooLong for the first text, of these lengths (n,), that is longer than the limit."""
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
@@ -368,6 +396,7 @@ class Codec:
             raise error
 
     def _scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+        """Returns the scrambled ids of each list. Raises IdOutOfRange."""
         bounds = [0, *accumulate(map(len, lists))]
         flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
         if flat.size and int(flat.max()) >= len(self.sigma):
@@ -381,6 +410,7 @@ class Codec:
         return [ids[start:end] for start, end in pairwise(bounds)]
 
     def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        """Returns (t,) the original ids. Raises IdOutOfRange, and CodecError under a key whose ids name no token."""
         if not self.readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
@@ -393,9 +423,10 @@ class Codec:
             )
         return self.inverse.take(array)
 
-    def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
+    def _shown_ids(self, ids: Sequence[int] | NDArray[Any], is_shown: NDArray[np.bool_]) -> list[int]:
+        """Returns the original ids of scrambled ones, without those for which `is_shown` (n,) is false."""
         original = self._unscramble(ids)
-        return original[visible[original]].tolist()
+        return original[is_shown[original]].tolist()
 
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
@@ -403,11 +434,12 @@ class Codec:
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
-    """Returns the codec of a key file with its model's tokenizer. `model`: where the original is now, if it moved."""
+    """Returns the codec of a key file, with the tokenizer of its model, or of `model` if the original moved there."""
     return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
 
 
 def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Returns ids (t,) as an array. Raises CodecError for anything but one list of whole numbers."""
     id_array = np.asarray(ids)
     if id_array.size == 0:
         return np.empty(0, np.int64)

@@ -68,10 +68,10 @@ def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> P
 
 def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     """Returns examples as they would be sent, with the masks of names and numbers."""
-    unscrambling = codec.unscrambling
+    plain_codec = codec.without_scrambling
     if examples[0].kind == "chat":
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
-        labelled = unscrambling.encode_examples(conversations, truncate=True, tools=tools)
+        labelled = plain_codec.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
         private_texts = unmarked_texts(codec, _send(codec, original), original)
         return replace(private_texts, sources=np.array(labelled.sources, np.int64))
@@ -79,7 +79,7 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
     )
     texts = [example.text for example in examples]
-    original = Sequences.of(unscrambling.encode(texts, pairs, truncate=True).ids)
+    original = Sequences.of(plain_codec.encode(texts, pairs, truncate=True).ids)
     scrambled = _send(codec, original)
     if pairs is not None:
         return unmarked_texts(codec, scrambled, original)

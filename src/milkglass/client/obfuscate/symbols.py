@@ -153,7 +153,7 @@ def count_corpus(
 ) -> CountedTexts:
     """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
-    ids = Sequences.of(codec.unscrambling.encode(texts, pairs, truncate=True).ids)
+    ids = Sequences.of(codec.without_scrambling.encode(texts, pairs, truncate=True).ids)
     label_numbers, are_scores = np.array(labels, np.float64), any(isinstance(label, float) for label in labels)
     if are_scores:
         scale = Scale.of(label_numbers.tolist())

@@ -23,8 +23,9 @@ from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import Prediction, in_order, read_prediction, response_id, token_ids
-from milkglass.client.remote.transfer import fetch, file_sha256, send
+from milkglass.client.remote.transfer import fetch_files, upload_file
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
+from milkglass.files import sha256
 from milkglass.progress import Stage, no_stage
 
 IdSequence = Sequence[int] | NDArray[Any]
@@ -160,8 +161,8 @@ class Remote(AbstractContextManager["Remote"]):
     def _send(self, path: Path, purpose: str, name: str, shown: str, stage: Stage) -> str:
         """Sends a file as `name`, and returns its id. Progress bars show it as `shown`."""
         size = path.stat().st_size
-        digest = file_sha256(path, stage(f"check {shown}", size))
-        return send(self.connection, path, digest, purpose, name, stage(f"upload {shown}", size))
+        digest = sha256(path, stage(f"check {shown}", size))
+        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown}", size))
 
     def models(self) -> list[dict[str, Any]]:
         return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
@@ -207,7 +208,7 @@ class Remote(AbstractContextManager["Remote"]):
         The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
         the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
         """
-        return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, largest)
+        return fetch_files(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, largest)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def create_job(

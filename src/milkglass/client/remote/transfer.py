@@ -1,7 +1,7 @@
 """Sends and receives files in pieces that resume after a kill of either side, and downloads a model's folder.
 
-The upload's id is stored in the cache folder under a digest of address and content, and nothing else of it, so that a
-client that was killed finds the upload again. Before the first byte of a download is written, each name must be a
+The id of an unfinished upload is stored in the cache folder, in a file named by a digest of address and content. A
+client that was killed finds the upload by it. Before the first byte of a download is written, each name must be a
 checkpoint's, and the sizes must fit the model and the room on the disk: a server could offer any file of any size.
 """
 
@@ -29,66 +29,73 @@ from milkglass.files import finish
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
-CHUNK_BYTES = 8 << 20  # bytes, unless the server asks for less
-LEAST_CHUNK = 512  # bytes; less would take millions of requests
-GONE_STATUSES = (404, 409, 410)
-STEADY_BYTES, STEADY_SECONDS = 64 << 10, 120.0  # the bytes of a download that must arrive within so many seconds
+CHUNK_BYTES = 8 << 20  # of a request, unless the server asks for less
+MIN_CHUNK_BYTES = 512  # less would take millions of requests
+CLOSED_STATUSES = (404, 409, 410)  # answers about an upload that takes no more: it is gone, being completed, or done
+STEADY_BYTES, STEADY_SECONDS = 64 << 10, 120.0  # bytes of a download that must arrive, each time within these seconds
 SHA256 = re.compile(r"[0-9a-f]{64}")
-MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
+MAX_JSON_BYTES = 64 << 20  # of a JSON file of a checkpoint
 MAX_FILES = 2000  # of one model
 SPARE_BYTES = 256 << 20  # bytes that are left free on the disk
 DISTRUST_HINT = "don't trust this model"
 
 
-def file_sha256(path: Path, progress: Progress = no_progress) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            hasher.update(chunk)
-            progress(len(chunk))
-    return hasher.hexdigest()
-
-
-def send(
+def upload_file(
     connection: Connection, path: Path, digest: str, purpose: str, name: str, progress: Progress = no_progress
 ) -> str:
-    """Uploads a file of this SHA-256 or its missing rest, unless the server has it already. Returns its id."""
+    """Uploads a file or its missing rest, unless the server has it already, and returns the server's id of it.
+
+    Args:
+        connection: to the server.
+        path: the file.
+        digest: the file's SHA-256 in hex.
+        purpose: what the server keeps it for, such as "model".
+        name: the file's name at the server.
+        progress: receives the bytes that the server has.
+
+    Raises:
+        Unreachable: the server does not answer. Another call goes on where this one stopped.
+        RemoteError: the server refuses the file, or asks for chunks that are too small.
+    """
     size = path.stat().st_size
-    note = _note(connection.url, digest, purpose)
+    id_file = _id_file(connection.url, digest, purpose)
     if (file_id := _existing_file(connection, digest, purpose)) is not None:
         progress(size)
-        note.unlink(missing_ok=True)
+        id_file.unlink(missing_ok=True)
         return file_id
-    upload = _unfinished_upload(connection, note)
+    upload = _unfinished_upload(connection, id_file)
     if upload is None:
-        requested = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
-        upload = connection.json("POST", "/v1/uploads", requested, retry=True)  # a lost answer leaves an empty upload
-        files.private_dir(note.parent)
-        files.write_json(note, {"id": response_id(upload)}, indent=None)
+        announced = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
+        upload = connection.json("POST", "/v1/uploads", announced, retry=True)  # a lost answer leaves an empty upload
+        files.private_dir(id_file.parent)
+        files.write_json(id_file, {"id": response_id(upload)}, indent=None)
     route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
-    step = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
-    if step < LEAST_CHUNK:
-        raise RemoteError(f"the server asks for chunks of {step} bytes, {LEAST_CHUNK} is the least", HINT)
+    chunk_bytes = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
+    if chunk_bytes < MIN_CHUNK_BYTES:
+        raise RemoteError(f"the server asks for chunks of {chunk_bytes} bytes, {MIN_CHUNK_BYTES} is the least", HINT)
     progress(offset)
-    _send_chunks(connection, path, size, route, offset, step, progress)
+    _send_chunks(connection, path, size, route, offset, chunk_bytes, progress)
     try:
-        completed = _complete(connection, route, digest, purpose)
+        file_id = _complete(connection, route, digest, purpose)
     except Unreachable:
         raise  # all of it is there: the next try only has to complete it
     except RemoteError:
-        note.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
+        id_file.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
         raise
-    note.unlink(missing_ok=True)
-    return completed
+    id_file.unlink(missing_ok=True)
+    return file_id
 
 
 def _complete(connection: Connection, route: str, digest: str, purpose: str) -> str:
-    """Closes the upload. If the first answer was lost, the second try finds the server busy with it, or done."""
+    """Completes the upload, and returns the id of the file.
+
+    If an answer is lost, the next try finds the server busy with the upload, or done with it.
+    """
     for attempt in range(connection.retry.attempts):
         try:
             return response_id(connection.json("POST", f"{route}/complete", retry=True))
         except RemoteError as error:
-            if error.status not in GONE_STATUSES:
+            if error.status not in CLOSED_STATUSES:
                 raise
             if (file_id := _existing_file(connection, digest, purpose)) is not None:
                 return file_id
@@ -107,14 +114,14 @@ def _existing_file(connection: Connection, digest: str, purpose: str) -> str | N
 
 
 def _send_chunks(
-    connection: Connection, path: Path, size: int, route: str, offset: int, step: int, progress: Progress
+    connection: Connection, path: Path, size: int, route: str, offset: int, chunk_bytes: int, progress: Progress
 ) -> None:
     """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on."""
     with path.open("rb") as file:
-        stuck = 0
+        short_in_a_row = 0  # chunks of which not all was taken
         while offset < size:
             file.seek(offset)
-            chunk = file.read(step)
+            chunk = file.read(chunk_bytes)
             if not chunk:
                 raise RemoteError(f"{path.name} became shorter while it was sent", "is it being written?")
             headers = {
@@ -130,8 +137,8 @@ def _send_chunks(
                 if error.status != 409:
                     raise
                 new_offset = response_number(connection.json("GET", route), "received")
-            stuck = stuck + 1 if new_offset < offset + len(chunk) else 0
-            if stuck > 3 or not 0 <= new_offset <= size:
+            short_in_a_row = short_in_a_row + 1 if new_offset < offset + len(chunk) else 0
+            if short_in_a_row > 3 or not 0 <= new_offset <= size:
                 raise RemoteError(
                     f"the upload stays at {new_offset} of {size} bytes",
                     "the server may be out of space; try again later",
@@ -140,12 +147,14 @@ def _send_chunks(
             offset = new_offset
 
 
-def download(connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress) -> None:
-    """Downloads to `target`, going on from what is there, and never writes more than `size` bytes.
+def download_file(
+    connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress
+) -> None:
+    """Downloads a file of `size` bytes to `target`, going on from what is there.
 
     Raises:
-        RemoteError: the server sends more.
-        Unreachable: it sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
+        RemoteError: the server sends more, which is not written.
+        Unreachable: the server sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
     for attempt in range(connection.retry.attempts):
         received = target.stat().st_size if target.exists() else 0
@@ -168,9 +177,9 @@ def download(connection: Connection, route: str, target: Path, size: int, progre
         target.touch()
 
 
-def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> None:
-    """Raises RemoteError for a file with another checksum, and deletes it."""
-    if file_sha256(target, progress) != sha256:
+def require_sha256(target: Path, sha256: str, progress: Progress = no_progress) -> None:
+    """Raises RemoteError for a file with another SHA-256, and deletes it."""
+    if files.sha256(target, progress) != sha256:
         target.unlink()
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
 
@@ -178,6 +187,7 @@ def require_sum(target: Path, sha256: str, progress: Progress = no_progress) -> 
 def _download_rest(
     connection: Connection, route: str, target: Path, received: int, size: int, progress: Progress
 ) -> None:
+    """Appends the rest of a file to `target`, which has the first `received` bytes of it."""
     headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
         if received and stream.answer.status_code != 206:  # it sends everything anew
@@ -185,7 +195,7 @@ def _download_rest(
             progress(-received)
             received = 0
         stream.watch.extend(STEADY_SECONDS)
-        due = received + STEADY_BYTES
+        extended_at = received + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 received += len(chunk)
@@ -193,29 +203,30 @@ def _download_rest(
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 progress(len(chunk))
-                if received >= due:
+                if received >= extended_at:
                     stream.watch.extend(STEADY_SECONDS)
-                    due = received + STEADY_BYTES
+                    extended_at = received + STEADY_BYTES
 
 
-# --- the note of an unfinished upload ---------------------------------------------------------------------------------
-def _note(url: str, digest: str, purpose: str) -> Path:
+# --- the stored id of an unfinished upload ----------------------------------------------------------------------------
+def _id_file(url: str, digest: str, purpose: str) -> Path:
+    """Returns the file in the cache folder that has the id of this upload while it is unfinished."""
     name = hashlib.sha256(f"{url}\n{digest}\n{purpose}".encode()).hexdigest()
     return cache_folder() / "uploads" / f"{name}.json"
 
 
-def _unfinished_upload(connection: Connection, note: Path) -> dict[str, Any] | None:
-    """Returns the upload in the note, if the server still has it."""
+def _unfinished_upload(connection: Connection, id_file: Path) -> dict[str, Any] | None:
+    """Returns the server's description of the upload whose id was stored, or None if the server has it no more."""
     try:
-        upload_id = json.loads(note.read_text("utf-8"))["id"]
-    except (OSError, ValueError, KeyError, TypeError):  # no note, or one cut off by a crash: begin again
+        upload_id = json.loads(id_file.read_text("utf-8"))["id"]
+    except (OSError, ValueError, KeyError, TypeError):  # there is no file, or a crash cut it off: begin again
         return None
     if not isinstance(upload_id, str) or not upload_id.replace("-", "").replace("_", "").isalnum():
         return None
     try:
         state = connection.json("GET", f"/v1/uploads/{upload_id}")
     except RemoteError as error:
-        if error.status in GONE_STATUSES:
+        if error.status in CLOSED_STATUSES:
             return None
         raise
     return {**state, "id": upload_id}
@@ -224,7 +235,12 @@ def _unfinished_upload(connection: Connection, note: Path) -> dict[str, Any] | N
 @final
 @dataclass(frozen=True)
 class OfferedFile:
-    """A file that the server offers, with a plain name of a file of a checkpoint. Older servers say no SHA-256."""
+    """A file that the server offers, with a plain name of a file of a checkpoint.
+
+    Attributes:
+        bytes: its size.
+        sha256: its SHA-256 in hex. None: an older server does not say it.
+    """
 
     name: str
     bytes: int
@@ -232,7 +248,7 @@ class OfferedFile:
 
 
 def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
-    """Returns the file that a server offers. Raises RemoteError for a file that no checkpoint has."""
+    """Reads an entry of a server's list. Raises RemoteError for a file that no checkpoint has, or an invalid entry."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
     if (
         not is_text(name)
@@ -243,25 +259,25 @@ def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
         raise RemoteError("the server lists a file that no checkpoint has", DISTRUST_HINT)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
         raise RemoteError(f"the server describes {name} badly", HINT)
-    if name.endswith(".json") and size > MAX_CONFIG:
-        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST_HINT)
+    if name.endswith(".json") and size > MAX_JSON_BYTES:
+        raise RemoteError(f"{name} would have {size} bytes, at most {MAX_JSON_BYTES} are fetched", DISTRUST_HINT)
     return OfferedFile(name, size, digest)
 
 
 def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
-    """Returns the files of one model by name. Raises RemoteError if the list is invalid or has no config.json."""
-    files = sorted((read_offered_file(entry) for entry in rows(answer)), key=lambda file: file.name)
-    names = {file.name for file in files}
-    if len(names) < len(files) or len(files) > MAX_FILES:
+    """Returns the files of one model, by name. Raises RemoteError if the list is invalid or has no config.json."""
+    offered = sorted((read_offered_file(entry) for entry in rows(answer)), key=lambda file: file.name)
+    names = {file.name for file in offered}
+    if len(names) < len(offered) or len(offered) > MAX_FILES:
         raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
     if "config.json" not in names:
         raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
-    return files
+    return offered
 
 
-def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
-    """Raises RemoteError for files that are larger than the model can be. None: its size is not known."""
-    total = sum(file.bytes for file in files)
+def require_possible_size(offered: list[OfferedFile], largest: int | None) -> None:
+    """Raises RemoteError for files of more than `largest` bytes, as many as the model can have. None: not known."""
+    total = sum(file.bytes for file in offered)
     if largest is not None and total > largest:
         raise RemoteError(
             f"the server offers {total / 1e6:,.0f} MB, and this model has at most {largest / 1e6:,.0f} MB",
@@ -269,10 +285,10 @@ def require_plausible(files: list[OfferedFile], largest: int | None) -> None:
         )
 
 
-def require_room(files: list[OfferedFile], staging: Path) -> None:
-    """Raises UsageError if the disk has too little room for the rest."""
+def require_room(offered: list[OfferedFile], staging: Path) -> None:
+    """Raises UsageError if the disk has too little room for what of the files is not yet in `staging`."""
     present = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
-    required = sum(file.bytes for file in files) - present
+    required = sum(file.bytes for file in offered) - present
     free = shutil.disk_usage(staging.parent).free
     if required + SPARE_BYTES > free:
         raise UsageError(
@@ -281,23 +297,25 @@ def require_room(files: list[OfferedFile], staging: Path) -> None:
         )
 
 
-def fetch(connection: Connection, route: str, model: str, out: Path, stage: Stage, largest: int | None = None) -> Path:
-    """Downloads the files that `route` lists to `out`; see Remote.fetch_model."""
+def fetch_files(
+    connection: Connection, route: str, model: str, out: Path, stage: Stage, largest: int | None = None
+) -> Path:
+    """Downloads the files that `route` lists into the new folder `out`; see `Remote.fetch_model`."""
     from milkglass.models.checkpoint import Checkpoint
 
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
-    files = read_offered_files(connection.json("GET", route))
-    require_plausible(files, largest)
-    description = [[file.name, file.bytes, file.sha256] for file in files]
-    bound = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
-    staging = out.with_name(f".{out.name}.{bound.hexdigest()[:16]}.fetching")  # nothing of another model gets in
+    offered = read_offered_files(connection.json("GET", route))
+    require_possible_size(offered, largest)
+    description = [[file.name, file.bytes, file.sha256] for file in offered]
+    identity = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
+    staging = out.with_name(f".{out.name}.{identity.hexdigest()[:16]}.fetching")  # nothing of another model gets in
     out.parent.mkdir(parents=True, exist_ok=True)
-    require_room(files, staging)
+    require_room(offered, staging)
     staging.mkdir(exist_ok=True)
-    for stray in {path.name for path in staging.iterdir()} - {file.name for file in files}:
+    for stray in {path.name for path in staging.iterdir()} - {file.name for file in offered}:
         (staging / stray).unlink()
-    for file in files:
+    for file in offered:
         _fetch_file(connection, f"{route}/{file.name}", staging / file.name, file, stage)
     try:
         Checkpoint.open(staging)
@@ -306,16 +324,17 @@ def fetch(connection: Connection, route: str, model: str, out: Path, stage: Stag
         raise
     (staging / MARKER).write_text(json.dumps(MARKER_CONTENT) + "\n", "utf-8")
     finish(staging, out)
-    stale = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
-    for abandoned in out.parent.glob(stale):
+    staging_pattern = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
+    for abandoned in out.parent.glob(staging_pattern):
         shutil.rmtree(abandoned, ignore_errors=True)
     return out
 
 
 def _fetch_file(connection: Connection, route: str, target: Path, file: OfferedFile, stage: Stage) -> None:
+    """Downloads one file, or what of it is missing, and checks its SHA-256 if the server says one."""
     advance = stage(f"fetch {file.name}", file.bytes)
     with contextlib.suppress(FileNotFoundError):
         advance(min(file.bytes, target.stat().st_size))
-    download(connection, route, target, file.bytes, advance)
+    download_file(connection, route, target, file.bytes, advance)
     if file.sha256:
-        require_sum(target, file.sha256, stage(f"check {file.name}", file.bytes))
+        require_sha256(target, file.sha256, stage(f"check {file.name}", file.bytes))

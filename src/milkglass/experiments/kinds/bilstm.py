@@ -202,7 +202,7 @@ def _train_and_predict(
 def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of all attacks on one variant."""
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
+    finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, options=RECIPE)
     figures: list[ResultRecord] = []
     for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):

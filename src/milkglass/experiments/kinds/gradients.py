@@ -28,7 +28,7 @@ import numpy as np
 
 from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
-from milkglass.audit.gradient_scene import MEASURES, gradient_scene, truth_of
+from milkglass.audit.gradient_scene import MEASURES, gradient_scene, gradient_truth
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
@@ -205,7 +205,9 @@ class Attackers:
             candidates = inverse(candidates_of_search.ids, candidates_of_search.starts)
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
-        return gradient_scene(shared, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
+        return gradient_scene(
+            shared, knowledge, gradient_truth(private.ids, sent, tokenizer, len(step.table), batches), sent
+        )
 
     def _rehearse(self, defence: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the shadows of the attacker's own text, with its own draws, and the place of each token's shadow."""

@@ -151,7 +151,7 @@ class SymbolGeneration(GeneratorTuning):
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     fields = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known_fields = {**fields, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    figures += self._together(run, codec.unscrambling, pair, examples, fields, known_fields)
+                    figures += self._together(run, codec.without_scrambling, pair, examples, fields, known_fields)
         return figures
 
     def _held_out(self, run: RunFolder) -> list[Example]:
@@ -197,7 +197,7 @@ class SymbolGeneration(GeneratorTuning):
     def _bits(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
-        counts = encode_examples(codec.unscrambling, rows).original.counts(len(codec.sigma))
+        counts = encode_examples(codec.without_scrambling, rows).original.counts(len(codec.sigma))
         shares = np.bincount(codec.sigma, counts)
         shares = shares[shares > 0] / shares.sum()
         return float(-(shares * np.log2(shares)).sum())

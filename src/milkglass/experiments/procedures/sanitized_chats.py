@@ -104,7 +104,7 @@ class ChatSanitizer:
     def of(
         cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], instruction: str, seed: int
     ) -> ChatSanitizer:
-        result = method.reading(reader, counts)
+        result = method.with_reader(reader, counts)
         assert isinstance(result, TokenTextSanitizer)  # its reader is of tokens
         return cls(result, instruction, seed)
 

@@ -1,8 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First come a comparison's defences at a glance (frontier.py), figures over epsilon (curves.py), and the figures with a
-paper's figure or a demand, with the reason if ours differs. Then follow all other figures by measure, the meanings of
-the names (glossary.py), and the settings. Everything from a recipe or a result is escaped.
+First come an overview of a comparison's defences (frontier.py), figures over epsilon (curves.py), and the figures that
+have a paper's figure or a demand beside them, with the reason if ours differs. Then follow all other figures by
+measure, the meanings of the names (glossary.py), and the settings. Everything from a recipe or a result is escaped.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
 SAME_FIGURE_TOLERANCE = 0.005  # figures that differ by less, relative to the paper's, are the same number
-SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
-NOT_RESULTS = ("private tokens", "seconds")  # input and cost of a run, not results
+SETTING_NAMES = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
+LAST_MEASURES = ("private tokens", "seconds")  # input and cost of a run, which follow its results
 UNEXPLAINED = "Not explained: the recipe gives no reason."
 
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One figure.
+    """A figure as a line of a table.
 
     Attributes:
-        note: the number of a footnote, from 1; 0: there is none.
+        footnote: the number of its footnote, from 1; 0: there is none.
     """
 
     record: ResultRecord
-    note: int
+    footnote: int
 
     @property
     def name(self) -> str:
@@ -47,12 +47,13 @@ class TableLine:
 
     @property
     def difference(self) -> float | None:
+        """Returns by how much our value exceeds the paper's. None: there is no paper's."""
         return None if self.record.published is None else self.record.value - self.record.published
 
     @property
     def more(self) -> str:
-        """Returns the further numbers in words."""
-        return ", ".join(f"{word} {number(extra)}" for word, extra in self.record.more.items())
+        """Returns the further numbers about the figure in words."""
+        return ", ".join(f"{word} {formatted(extra)}" for word, extra in self.record.more.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,68 +62,74 @@ class ResultTable:
 
     Attributes:
         quick: the changes of a quick run; "" for a full run.
-        glance: the defences by data set.
-        beside: the lines with a published or asked figure.
+        paper: the citation of the recipe's paper.
+        about: the settings, as names and values.
+        overview: the defences of a comparison by data set, in the order of its figures.
+        curves: the figures that are drawn over epsilon.
+        compared: the lines with a paper's figure or a demand beside them.
         groups: the other lines, by measure.
-        undefined: figures that are undefined, and why.
+        undefined: the names of figures that are undefined, and why.
+        notes: the texts of the footnotes, in order.
+        meanings: the names of measures and variants, and what they mean.
     """
 
     title: str
     quick: str
     paper: str
     about: tuple[tuple[str, str], ...]
-    glance: Mapping[str, list[frontier.DefencePoint]]
+    overview: Mapping[str, list[frontier.DefencePoint]]
     curves: tuple[curves.Curves, ...]
-    beside: tuple[TableLine, ...]
+    compared: tuple[TableLine, ...]
     groups: tuple[tuple[str, tuple[TableLine, ...]], ...]
     undefined: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     meanings: tuple[tuple[str, str], ...]
 
 
-def read(result: Mapping[str, Any]) -> ResultTable:
-    """Returns the table of a result.
-
-    Args:
-        result: what a run wrote as JSON.
-    """
+def result_table(result: Mapping[str, Any]) -> ResultTable:
+    """Returns the table of a result, which a run wrote as JSON."""
     notes: list[str] = []
     all_records = record.read(result)
-    records = [figure for figure in all_records if not math.isnan(figure.value)]
-    lines = [TableLine(figure, _footnote_number(figure, notes)) for figure in records]
-    lines_of_measures: dict[str, list[TableLine]] = {}
+    records = [one for one in all_records if not math.isnan(one.value)]
+    lines = [TableLine(one, _footnote_number(one, notes)) for one in records]
+    lines_by_measure: dict[str, list[TableLine]] = {}
     for line in lines:
         if line.record.published is None and not line.record.asked:
-            lines_of_measures.setdefault(line.record.measure, []).append(line)
+            lines_by_measure.setdefault(line.record.measure, []).append(line)
     quick_changes, attacks = result.get("quick"), result.get("attacks", {})
-    bases = {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
+    attack_of_name = (
+        {name: entry.get("attack", name) for name, entry in attacks.items()} if isinstance(attacks, dict) else {}
+    )
     return ResultTable(
         title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if quick_changes is not None else ""),
         quick="" if quick_changes is None else json.dumps(quick_changes, ensure_ascii=False),
         paper=str(result["paper"]),
         about=tuple(_settings_rows(result)),
-        glance=frontier.defences(records),
+        overview=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
-        beside=tuple(line for line in lines if line.record.published is not None or line.record.asked),
+        compared=tuple(line for line in lines if line.record.published is not None or line.record.asked),
         groups=tuple(
-            (measure, tuple(lines_of_measures[measure]))
-            for measure in sorted(lines_of_measures, key=lambda measure: measure in NOT_RESULTS)
+            (measure, tuple(lines_by_measure[measure]))
+            for measure in sorted(lines_by_measure, key=lambda measure: measure in LAST_MEASURES)
         ),
         undefined=tuple(
-            (figure.name if math.isnan(figure.value) else f"{figure.name}{SPREAD}", figure.undefined)
-            for figure in all_records
-            if figure.undefined
+            (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
+            for one in all_records
+            if one.undefined
         ),
         notes=tuple(notes),
-        meanings=meanings(records, bases, shares="task" in result),
+        meanings=meanings(records, attack_of_name, shares="task" in result),
     )
 
 
 def _footnote_number(record: ResultRecord, notes: list[str]) -> int:
-    """Returns the number of the footnote that says why a figure differs from the paper's. Adds it to `notes`."""
-    if record.published is None or abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(
-        record.published
-    ):
+    """Returns the number of the footnote that says why a figure differs from the paper's; 0 if it does not differ.
+
+    The footnote is added to `notes` if it is not among them.
+    """
+    if record.published is None:
+        return 0
+    if abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(record.published):
         return 0
     reason = record.why or UNEXPLAINED
     if reason not in notes:
@@ -132,36 +139,33 @@ def _footnote_number(record: ResultRecord, notes: list[str]) -> int:
 
 def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings, the texts and the code of a result, as names and values."""
-    settings = [(name, _value(result[name])) for name in SETTINGS if name in result]
-    settings += [("data", _pairs(result["data"]))] if "data" in result else []
+    settings = [(name, _setting_text(result[name])) for name in SETTING_NAMES if name in result]
+    settings += [("data", _named_values(result["data"]))] if "data" in result else []
     settings += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
     for name, values in result.get("variants", {}).items():
-        settings.append((f"variant {name}", _pairs(values) or "nothing is obfuscated"))
+        settings.append((f"variant {name}", _named_values(values) or "nothing is obfuscated"))
     if "texts" in result:
-        settings.append(("texts", _pairs(result["texts"])))
+        settings.append(("texts", _named_values(result["texts"])))
     if "training" in result:
-        settings.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
-    code = result.get("made", {})
-    other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
-    other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
+        settings.append(("training", _named_values({n: v for n, v in result["training"].items() if v is not None})))
+    made = result.get("made", {})
+    other_commits = f", begun by {made['begun']['commit']}" if "begun" in made else ""
+    other_commits += f", parts of it by {', '.join(made['cells'])}" if "cells" in made else ""
     return [
         *settings,
-        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
+        ("made by", f"milkglass {made.get('milkglass')} {made.get('commit')}, {made.get('date')}{other_commits}"),
     ]
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {_value(value, True)}" for name, value in values.items())
+def _named_values(values: Mapping[str, Any]) -> str:
+    """Returns settings by name in words."""
+    return ", ".join(f"{name} = {_setting_text(value, True)}" for name, value in values.items())
 
 
-def _value(value: Any, inner: bool = False) -> str:
-    """Returns a setting in words.
-
-    Args:
-        inner: whether it is among others.
-    """
+def _setting_text(value: Any, inner: bool = False) -> str:
+    """Returns a setting in words, in brackets if it is a list or a table `inner` to another setting."""
     if isinstance(value, Mapping):
-        text = _pairs({name: inner_value for name, inner_value in value.items() if inner_value is not None})
+        text = _named_values({name: inner_value for name, inner_value in value.items() if inner_value is not None})
     elif isinstance(value, list):
         text = ", ".join(map(str, value))
     else:
@@ -169,8 +173,8 @@ def _value(value: Any, inner: bool = False) -> str:
     return f"({text})" if inner else text
 
 
-def number(value: float | None, sign: bool = False) -> str:
-    """Formats a number with four significant digits or more, no trailing zeros, and a minus that does not break off."""
+def formatted(value: float | None, sign: bool = False) -> str:
+    """Returns a number with four significant digits or more, no trailing zeros, and a minus that does not break off."""
     if value is None:
         return ""
     text = f"{value:+.4f}" if sign else f"{value:.4f}"
@@ -181,40 +185,42 @@ def number(value: float | None, sign: bool = False) -> str:
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
-_MARKS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
+_MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
 
 
 def escaped(text: str) -> str:
-    """Returns the text as Markdown shows it letter by letter, also inside a table."""
-    return _MARKS.sub(r"\\\1", " ".join(text.split()))
+    """Returns the Markdown that shows a text letter by letter, also inside a table."""
+    return _MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 
 def markdown(table: ResultTable) -> str:
-    return _rendered("result.md", t=table)
+    """Returns the table as Markdown."""
+    return _rendered("result.md", table=table)
 
 
 def html(table: ResultTable) -> str:
-    glances = {data: Markup(frontier.one_result_svg(points)) for data, points in table.glance.items()}  # noqa: S704 - escaped
-    plotted = Markup(curves.curves_svg(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
-    return _rendered("result.html", t=table, glances=glances, over_epsilon=plotted)
+    """Returns the table as an HTML page that needs no other file."""
+    overview_plots = {data: Markup(frontier.one_result_svg(points)) for data, points in table.overview.items()}  # noqa: S704 - escaped
+    curve_plots = Markup(curves.curves_svg(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
+    return _rendered("result.html", table=table, overview_plots=overview_plots, curve_plots=curve_plots)
 
 
 def _rendered(name: str, **values: Any) -> str:
-    """Returns a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
+    """Renders a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
     environment = Environment(
         autoescape=name.endswith(".html"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "md": escaped}
+    environment.filters |= {"number": formatted, "md": escaped}
     template = environment.from_string(Path(__file__).with_name(name).read_text("utf-8"))
     return template.render(values).rstrip("\n") + "\n"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-def write(result: Path) -> tuple[Path, Path]:
-    """Writes NAME.md and NAME.html beside NAME.json."""
+def write_pages(result: Path) -> tuple[Path, Path]:
+    """Writes NAME.md and NAME.html beside the result NAME.json and returns them. Raises UsageError for another file."""
     if result.suffix != ".json":
         raise UsageError(f"{result.name} is not a result", "give the .json that a run wrote")
-    table = read(json.loads(result.read_text("utf-8")))
+    table = result_table(json.loads(result.read_text("utf-8")))
     pages = result.with_suffix(".md"), result.with_suffix(".html")
     pages[0].write_text(markdown(table), "utf-8")
     pages[1].write_text(html(table), "utf-8")
@@ -222,14 +228,14 @@ def write(result: Path) -> tuple[Path, Path]:
 
 
 def terminal_text(table: ResultTable) -> str:
-    """Returns the figures for a terminal: those with a paper's figure or a demand, or all if there are none."""
-    lines = table.beside or tuple(table_line for _, part in table.groups for table_line in part)
+    """Returns the figures for a terminal: those with a paper's figure or a demand, or all if no figure has either."""
+    lines = table.compared or tuple(table_line for _, part in table.groups for table_line in part)
     width = max((len(table_line.name) for table_line in lines), default=0)
     text_lines = [table.title]
     for line in lines:
         record = line.record
-        spread = f"{SPREAD} {number(record.half_width)}" if record.half_width is not None else ""
-        paper = f"   paper {number(record.published)}" if record.published is not None else ""
+        spread = f"{SPREAD} {formatted(record.half_width)}" if record.half_width is not None else ""
+        paper = f"   paper {formatted(record.published)}" if record.published is not None else ""
         asked = f"   asked: {record.asked}" if record.asked else ""
-        text_lines.append(f"{record.name:{width}} {number(record.value):>10}{spread}{paper}{asked}")
+        text_lines.append(f"{record.name:{width}} {formatted(record.value):>10}{spread}{paper}{asked}")
     return "\n".join(text_lines)

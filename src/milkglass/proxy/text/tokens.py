@@ -86,7 +86,7 @@ class TokenNames:
             raise UsageError(
                 f"logit_bias names id {unknown_tokens[0]}, which the tokenizer does not have", "give its own ids"
             )
-        choices = self.codec.choices
+        choices = self.codec.alias_choices
         scrambled_biases: dict[int, float] = {}
         for token, bias in by_token.items():
             start = 0 if choices is None else int(choices.starts[token])

@@ -1,4 +1,4 @@
-"""Training rows for the trainer: examples of scrambled ids, padded batches of them."""
+"""Training rows as the trainer takes them: examples of scrambled ids, and padded batches of these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainingDataset(Dataset[dict[str, Any]]):
     """The rows of a file, each cut to `max_length` tokens. Numbers are read from the file when they are used."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
-        """Opens a file. Raises BadUpload for another format, or for labels of another task than `task`."""
+        """Opens a training file. Raises BadUpload for another format, or for labels of another task than `task`."""
         rows = TrainingRows.open(path)
         if rows.label != LABEL_TENSOR_BY_TASK[task]:
             raise BadUpload(
@@ -32,7 +32,7 @@ class TrainingDataset(Dataset[dict[str, Any]]):
         self.max_length = max_length
         self._stops = np.cumsum(rows.mapped("lengths"), dtype=np.int64)
         self._ids = rows.mapped("input_ids")
-        self._types = rows.mapped("token_type_ids") if "token_type_ids" in rows.tensors else None
+        self._token_types = rows.mapped("token_type_ids") if "token_type_ids" in rows.tensors else None
         self._labels, self._by_token = rows.mapped(rows.label), rows.label == "token_labels"
 
     def __len__(self) -> int:
@@ -43,13 +43,17 @@ class TrainingDataset(Dataset[dict[str, Any]]):
         token_range = slice(start, min(self._stops[row], start + self.max_length))
         labels = self._labels[token_range] if self._by_token else self._labels[row]
         example: dict[str, Any] = {"input_ids": self._ids[token_range], "labels": labels}
-        if self._types is not None:
-            example["token_type_ids"] = self._types[token_range]
+        if self._token_types is not None:
+            example["token_type_ids"] = self._token_types[token_range]
         return example
 
 
 class Collate:
-    """Pads a batch on the right: ids with `pad`, labels with -100, the rest with 0. Scores stay fp32."""
+    """Makes a padded batch of examples.
+
+    Rows are padded on the right: ids with `pad`, the labels of tokens with -100, masks and token types with 0. Scores
+    stay fp32.
+    """
 
     def __init__(self, pad: int) -> None:
         self.pad = pad

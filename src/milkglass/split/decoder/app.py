@@ -31,9 +31,9 @@ from milkglass.server.process import run
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
-from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
+from milkglass.split.decoder.gate import CHALLENGE_PATH, MAX_BODY, RELEASE_PATH, Gate, ReleaseRequest
 from milkglass.split.decoder.server import SessionTable, SplitSession
-from milkglass.split.spec import PATH, STREAM, DecoderInfo, OpenRequest
+from milkglass.split.spec import SPLIT_PATH, STREAM_PATH, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
 IDLE_SECONDS = 60.0  # seconds that a client may take to send its next message, or to read one
@@ -57,21 +57,21 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
     number = itertools.count(1)
     app = errors.web_app("Milkglass split", lifespan)
 
-    @app.get(PATH)
+    @app.get(SPLIT_PATH)
     async def info() -> dict[str, Any]:
         return table.info.document()
 
-    @app.post(CHALLENGE)
+    @app.post(CHALLENGE_PATH)
     async def challenge() -> dict[str, str]:
         return {"nonce": gate.challenge()}
 
-    @app.post(RELEASE)
+    @app.post(RELEASE_PATH)
     async def release(body: ReleaseRequest) -> StreamingResponse:
         pieces = await asyncio.to_thread(gate.release, body)
         log.warning("the table is released to an enclave: release %d since the start, each has its burst", next(number))
         return StreamingResponse(pieces, media_type="application/octet-stream")
 
-    @app.websocket(STREAM)
+    @app.websocket(STREAM_PATH)
     async def stream(socket: WebSocket) -> None:
         if not _is_authorized(socket, token):
             await socket.close(POLICY)  # before it is accepted: the client gets 403
@@ -80,7 +80,7 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
         await StreamConnection(socket, table, idle).run()
 
     def rule(scope: Scope) -> BodyRule:
-        return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
+        return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
 
     app.add_middleware(Guard, token=token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
     return app

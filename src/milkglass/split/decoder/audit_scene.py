@@ -36,7 +36,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids, Sequences
 from milkglass.split.audit_scene import SplitScene, private_and_other_texts, texts_of
 from milkglass.split.decoder.frames import DTYPES
-from milkglass.split.decoder.server import digest_of
+from milkglass.split.decoder.server import table_digest
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens
 
@@ -88,7 +88,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     Raises KeyForOtherModel for another model than the enclave's, UsageError if there is too little text, EnclaveError.
     """
     table = base.read(family_of(base.config).locate(base).table)
-    if digest_of(table) != enclave.about["table"]:
+    if table_digest(table) != enclave.about["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
     private, same_kind = private_and_other_texts(texts_of(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)

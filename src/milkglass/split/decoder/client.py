@@ -23,8 +23,8 @@ from milkglass.enclave.release import NONCE_BYTES
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
-from milkglass.split.decoder.gate import CHALLENGE, RELEASE
-from milkglass.split.spec import DECODER_HINT, PATH, STREAM, DecoderInfo
+from milkglass.split.decoder.gate import CHALLENGE_PATH, RELEASE_PATH
+from milkglass.split.spec import DECODER_HINT, SPLIT_PATH, STREAM_PATH, DecoderInfo
 
 if TYPE_CHECKING:
     import torch
@@ -71,12 +71,12 @@ class DecoderServer:
     def info(self) -> DecoderInfo:
         """Asks the server what it takes. Raises RemoteError."""
         with self._connection() as connection:
-            return DecoderInfo.of(connection.json("GET", PATH))
+            return DecoderInfo.of(connection.json("GET", SPLIT_PATH))
 
     def package(self, enclave: Enclave) -> bytes:
         """Returns the provider's table, encrypted for this enclave. Raises RemoteError if the provider refuses it."""
         with self._connection() as connection:
-            nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
+            nonce = str(connection.json("POST", CHALLENGE_PATH, {}).get("nonce"))
             if len(nonce) != 2 * NONCE_BYTES or not set(nonce) <= set("0123456789abcdef"):
                 raise RemoteError("the server's challenge is not a nonce", DECODER_HINT)
             public, quote = enclave.challenge(bytes.fromhex(nonce))
@@ -84,7 +84,7 @@ class DecoderServer:
             if collateral := enclave.collateral:
                 body["collateral"] = base64.b64encode(collateral).decode()
             chunks, size = [], 0
-            with connection.stream("POST", RELEASE, body) as stream:
+            with connection.stream("POST", RELEASE_PATH, body) as stream:
                 for chunk in stream.answer.iter_raw():
                     stream.watch.extend(stream.silence)
                     chunks.append(chunk)
@@ -112,7 +112,7 @@ class DecoderServer:
         options: dict[str, Any] = {"proxy": None} if is_local else {}
         try:
             return connect(
-                "ws" + self.url.rstrip("/").removeprefix("http") + STREAM,
+                "ws" + self.url.rstrip("/").removeprefix("http") + STREAM_PATH,
                 additional_headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
                 ssl=ssl.create_default_context() if tls is True else tls,
                 compression=None,

@@ -1,7 +1,7 @@
-"""The messages of a stream after the first one: each is one safetensors file, whose every claim is checked.
+"""The messages of a decoder's stream after the first one: each is one safetensors file, whose every claim is checked.
 
     from the client     "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
-    from the server     "ids", int64 (2,): the next id, and its place in `REASONS`
+    from the server     "ids", int64 (2,): the next id, and the place in `REASONS` of why the answer ends with it
 
 The sides alternate, vectors first. There is no pickle. The number of tokens of a prompt is not hidden.
 """
@@ -17,16 +17,17 @@ from safetensors.torch import load, save
 from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-REASONS = (None, "stop", "length")
-OVERHEAD_BYTES = 200  # bytes of a message besides its numbers, at most
-PROTOCOL = "client and server must be of one version (docs/formats.md)"
+REASONS = (None, "stop", "length")  # why an answer ends with a token; None: it goes on
+OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
+PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """The server's answer to vectors.
+    """The server's reply to vectors.
 
     Attributes:
+        id: the next token's.
         reason: why the answer ends with this token, "stop" or "length". None: it goes on.
     """
 
@@ -35,12 +36,12 @@ class NextToken:
 
 
 def encode_vectors(vectors: torch.Tensor) -> bytes:
-    """Returns the message of vectors (t, d), whose type is in DTYPES."""
+    """Returns the client's message of vectors (t, d), whose type is in DTYPES."""
     return save({"x": vectors.contiguous()})
 
 
 def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> torch.Tensor:
-    """Reads a client's vectors (t, width), 1 <= t <= most. Raises BadUpload if they are not valid."""
+    """Reads a client's vectors (t, width) of type `dtype`, 1 <= t <= `max_rows`. Raises BadUpload if they are not."""
     vectors = _tensor(message, "x", BadUpload, max_rows * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
@@ -57,30 +58,34 @@ def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> tor
 
 
 def encode_token(token: NextToken) -> bytes:
+    """Returns the server's message of a token."""
     return save({"ids": torch.tensor([token.id, REASONS.index(token.reason)])})
 
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
-    """Reads a message of the server, which is not trusted. Raises RemoteError if it is not valid."""
+    """Reads a server's message, which is not trusted. Raises RemoteError unless it has an id below `vocabulary`."""
     numbers = _tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")
-    token, reason_index = numbers.tolist()
-    if not 0 <= token < vocabulary or not 0 <= reason_index < len(REASONS):
+    token_id, reason_index = numbers.tolist()
+    if not 0 <= token_id < vocabulary or not 0 <= reason_index < len(REASONS):
         raise RemoteError("the server's message names an id or an end that does not exist", "don't trust this server")
-    return NextToken(token, REASONS[reason_index])
+    return NextToken(token_id, REASONS[reason_index])
 
 
-def _tensor(message: bytes, name: str, error: type[MilkglassError], size: int) -> torch.Tensor:
-    """Returns the only tensor, of at most `size` bytes. No length that the message states allocates memory."""
-    if len(message) > size + OVERHEAD_BYTES:
+def _tensor(message: bytes, name: str, error: type[MilkglassError], max_bytes: int) -> torch.Tensor:
+    """Returns the only tensor of a message, which has this name and at most `max_bytes` bytes. Raises `error`.
+
+    No memory is allocated by a length that the message states.
+    """
+    if len(message) > max_bytes + OVERHEAD_BYTES:
         raise error(
-            f"a message of {len(message)} bytes, at most {size + OVERHEAD_BYTES} are allowed", "send fewer vectors"
+            f"a message of {len(message)} bytes, at most {max_bytes + OVERHEAD_BYTES} are allowed", "send fewer vectors"
         )
     try:
         tensors = load(message)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as fault:
-        raise error("the message is not a safetensors file", PROTOCOL) from fault
+        raise error("the message is not a safetensors file", PROTOCOL_HINT) from fault
     if tensors.keys() != {name}:
-        raise error(f"the message does not hold one tensor {name}", PROTOCOL)
+        raise error(f"the message does not hold one tensor {name}", PROTOCOL_HINT)
     return tensors[name]

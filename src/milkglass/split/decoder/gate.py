@@ -30,13 +30,22 @@ from milkglass.server.http.routing import RequestBody
 
 log = logging.getLogger(__name__)
 
-CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
+CHALLENGE_PATH, RELEASE_PATH = "/v1/split/challenge", "/v1/split/release"
 MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how many seconds each stays open
-MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10
-UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
+MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10  # bytes in base64, and bytes of a request
+UNATTESTED_HINT = "start the server with --allow-unattested only where the client may have the table"
 
 
 class ReleaseRequest(RequestBody):
+    """What an enclave asks with for the table.
+
+    Attributes:
+        nonce: of a challenge, in hex.
+        public: the enclave's X25519 public key, in hex.
+        quote: the evidence for the enclave's code and key, in base64.
+        collateral: what Intel signs beside a quote of SGX, in base64; "" for other kinds.
+    """
+
     nonce: str = Field(pattern="^[0-9a-f]{64}$")
     public: str = Field(pattern="^[0-9a-f]{64}$")
     quote: str = Field(max_length=2 * MAX_QUOTE)
@@ -48,34 +57,38 @@ class Gate:
     """Releases a table to enclaves.
 
     Attributes:
-        verifier: decides which quotes of SGX count. None: none does.
-        unattested: whether enclaves without attestation may have it too.
+        package: the table with what belongs to it.
+        verifier: decides which quotes of SGX are accepted. None: no quote is.
+        allow_unattested: whether enclaves without attestation may have the table too.
     """
 
     package: TablePackage = field(repr=False)
     verifier: QuoteVerifier | None = None
-    unattested: bool = False
-    _nonces: dict[str, float] = field(default_factory=dict, repr=False)
+    allow_unattested: bool = False
+    _deadlines: dict[str, float] = field(default_factory=dict, repr=False)  # by nonce, of the open challenges
     _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
     def challenge(self) -> str:
         """Returns a nonce that can be used once. Raises Busy if too many are open."""
         now, nonce = time.monotonic(), secrets.token_hex(release.NONCE_BYTES)
         with self._lock:
-            self._nonces = {key: open_until for key, open_until in self._nonces.items() if open_until > now}
-            if len(self._nonces) >= MAX_NONCES:
+            self._deadlines = {
+                open_nonce: deadline for open_nonce, deadline in self._deadlines.items() if deadline > now
+            }
+            if len(self._deadlines) >= MAX_NONCES:
                 raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
-            self._nonces[nonce] = now + CHALLENGE_SECONDS
+            self._deadlines[nonce] = now + CHALLENGE_SECONDS
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
-        """Yields the encrypted package in pieces. Raises EnclaveError if the enclave may not have it."""
+        """Returns the pieces of the encrypted package. Raises EnclaveError if the enclave may not have it."""
         with self._lock:
-            open_until = self._nonces.pop(request.nonce, 0.0)
-        if open_until < time.monotonic():
+            deadline = self._deadlines.pop(request.nonce, 0.0)
+        if deadline < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        self.require(_decoded(request.quote), release.report_data(public, nonce), _decoded(request.collateral))
+        report_data = release.report_data(public, nonce)
+        self.require_allowed(_decoded(request.quote), report_data, _decoded(request.collateral))
         return release.encrypt_package(self._encoded, public, nonce)
 
     @cached_property
@@ -83,32 +96,32 @@ class Gate:
         """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
         return self.package.to_bytes()
 
-    def require(self, evidence: bytes, data: bytes, collateral: bytes = b"") -> None:
-        """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
-        software = _software_quote(evidence)
+    def require_allowed(self, quote: bytes, report_data: bytes, collateral: bytes = b"") -> None:
+        """Raises EnclaveError unless a quote is of an enclave that may have the table, and is over `report_data`."""
+        software = _software_quote(quote)
         if software is None:
             if self.verifier is None:
                 raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
-            verdict = self.verifier.require(evidence, data, collateral)
+            verdict = self.verifier.require(quote, report_data, collateral)
             log.warning("a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted) or "nothing")
-        elif not self.unattested:
-            raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
-        elif software.get("report_data") != data.hex():
+        elif not self.allow_unattested:
+            raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED_HINT)
+        elif software.get("report_data") != report_data.hex():
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
 
 
 def measurements_of(texts: Collection[str]) -> frozenset[str]:
-    """Returns measurements as quotes have them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
+    """Reads measurements in hex, and returns them in lower case. Raises UsageError for what is no MRENCLAVE."""
     for text in texts:
         if not re.fullmatch("[0-9a-fA-F]{64}", text):
             raise UsageError(f"the measurement {text!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
     return frozenset(text.lower() for text in texts)
 
 
-def _software_quote(evidence: bytes) -> dict[str, object] | None:
-    """Returns the fields of a software quote, or None for any other."""
+def _software_quote(quote: bytes) -> dict[str, object] | None:
+    """Returns the fields of a quote by software, or None for any other quote."""
     try:
-        document = json.loads(evidence)
+        document = json.loads(quote)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and "milkglass_software_quote" in document else None

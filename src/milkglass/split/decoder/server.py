@@ -26,21 +26,25 @@ from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import NextToken
 from milkglass.split.spec import DecoderInfo, OpenRequest
 
-GRACE_SECONDS = 0.005  # seconds that rows with a vector wait for the others
+GRACE_SECONDS = 0.005  # how long rows with a vector wait for those without
 MAX_SESSIONS = 64
-MAX_LENGTH = 8192
-MAX_NEW = 4096
+MAX_LENGTH = 8192  # tokens of a prompt and its answer
+MAX_NEW_TOKENS = 4096
 
 
 @dataclass(eq=False)
 class SplitSequence(Sequence):
-    """A sequence whose tokens arrive as vectors: (1, d) of the newest, if it has arrived and was not read."""
+    """A sequence whose tokens arrive as vectors.
+
+    Attributes:
+        vectors: (1, d) the newest token's. None: it has not arrived, or was read.
+    """
 
     vectors: torch.Tensor | None = None
 
     @property
     def is_due(self) -> bool:
-        """Returns whether there is something to do for the sequence."""
+        """Returns whether the sequence can go on or leave now: its vector has arrived, or it was cancelled."""
         return self.vectors is not None or self.cancelled
 
 
@@ -55,9 +59,9 @@ class SplitGenerator(Engine[SplitSequence]):
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
         super().__init__("split generator", max_batch)
-        self._runner, self._rows = runner, Scheduler(max_batch)
+        self._runner, self._batch = runner, Scheduler(max_batch)
         self._parked: list[Scheduler] = []
-        self._reading: list[SplitSequence] = []
+        self._in_prefill: list[SplitSequence] = []
 
     def deliver(self, sequence: SplitSequence, vectors: torch.Tensor) -> None:
         """Hands in the vector (1, d) of the newest token."""
@@ -66,6 +70,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._changed.notify()
 
     def cancel(self, sequence: SplitSequence) -> None:
+        """Lets a sequence leave at the next step."""
         with self._changed:
             sequence.cancelled = True
             self._changed.notify()
@@ -78,76 +83,89 @@ class SplitGenerator(Engine[SplitSequence]):
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
-        waiting = [sequence for sequence in self.take(self._rows.free_rows) if not sequence.cancelled]
-        count = self._rows.prefill_count(waiting)
-        self._reading = waiting[:count]
-        self.put_back(waiting[count:])
-        if self._reading:
-            admit(self._reading, self._runner, self._rows)
-            self._reading = []
+        waiting = [sequence for sequence in self.take(self._batch.free_rows) if not sequence.cancelled]
+        prefill_count = self._batch.prefill_count(waiting)
+        self._in_prefill = waiting[:prefill_count]
+        self.put_back(waiting[prefill_count:])
+        if self._in_prefill:
+            admit(self._in_prefill, self._runner, self._batch)
+            self._in_prefill = []
         else:
             self._gather()
             self._advance()
 
     def drop(self) -> list[SplitSequence]:
-        sequences = [*self._reading, *(sequence for group in self._groups() for sequence in running(group))]
-        self._reading, self._parked = [], []
-        self._rows.clear()
+        sequences = [*self._in_prefill, *(sequence for group in self._groups() for sequence in running(group))]
+        self._in_prefill, self._parked = [], []
+        self._batch.clear()
         return sequences
 
     def _groups(self) -> list[Scheduler]:
-        return [self._rows, *self._parked]
+        """Returns the batch, and the parked groups."""
+        return [self._batch, *self._parked]
 
     def _gather(self) -> None:
         """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
-        until = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + GRACE_SECONDS
         with self._changed:
-            while not all(sequence.is_due for sequence in running(self._rows)):
-                seconds_left = until - time.monotonic()
+            while not all(sequence.is_due for sequence in running(self._batch)):
+                seconds_left = deadline - time.monotonic()
                 if seconds_left <= 0 or self._closed:
                     break
                 self._changed.wait(seconds_left)
-        late_rows = [row for row, sequence in enumerate(running(self._rows)) if not sequence.is_due]
+        late_rows = [row for row, sequence in enumerate(running(self._batch)) if not sequence.is_due]
         if late_rows:
-            self._parked += [self._rows.split([row]) for row in reversed(late_rows)]
+            self._parked += [self._batch.split([row]) for row in reversed(late_rows)]
         returning = [group for group in self._parked if running(group)[0].is_due]
         self._parked = [group for group in self._parked if group not in returning]
         for group in returning:
-            self._rows.join(group)
+            self._batch.join(group)
 
     def _advance(self) -> None:
-        """Runs one step of all rows whose vectors have arrived."""
-        self._rows.drop_cancelled()
-        rows, vectors = self._rows.rows, []
+        """Advances all rows of the batch by a token. Each has a vector, or was cancelled."""
+        self._batch.drop_cancelled()
+        rows, vectors = self._batch.rows, []
         if rows is None:
             return
-        for sequence in running(self._rows):
+        for sequence in running(self._batch):
             vectors.append(sequence.vectors)
             sequence.vectors = None
-        self._rows.accept(rows.advance([vector[0] for vector in vectors if vector is not None]))
+        self._batch.accept(rows.advance([vector[0] for vector in vectors if vector is not None]))
 
 
 def running(group: Scheduler) -> list[SplitSequence]:
+    """Returns the running sequences of a group."""
     return group.running  # type: ignore[return-value]  # `submit` takes no other
 
 
 class SplitSession:
     """One prompt and its answer, for the life of its connection.
 
-    All runs in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
+    All methods run in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
+
+    Attributes:
+        is_over: whether the answer has ended.
     """
 
-    def __init__(self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, ends: frozenset[int]) -> None:
+    def __init__(
+        self, request: OpenRequest, info: DecoderInfo, engine: SplitGenerator, stop_ids: frozenset[int]
+    ) -> None:
         self.request, self.is_over = request, False
-        self._info, self._engine, self._ends = info, engine, ends
+        self._info, self._engine, self._stop_ids = info, engine, stop_ids
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[NextToken] = self._loop.create_future()
         self._sequence: SplitSequence | None = None
 
     async def answer(self, message: bytes) -> NextToken:
-        """Hands vectors to the engine, returns the next token. Raises BadUpload, TooLong, Busy, or its error."""
-        info, first = self._info, self._sequence is None
-        vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if first else 1)
+        """Hands the vectors of a client's message to the engine, and returns the next token.
+
+        Raises:
+            BadUpload: the message is not valid.
+            TooLong: the prompt and its answer exceed the limit.
+            Busy: too many prompts are waiting. Also raised is the error with which the engine gives up.
+        """
+        info, is_prompt = self._info, self._sequence is None
+        vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if is_prompt else 1)
         self._next = self._loop.create_future()
         if self._sequence is None:
             self._begin(vectors)
@@ -158,13 +176,13 @@ class SplitSession:
         return token
 
     def _begin(self, prompt: torch.Tensor) -> None:
-        """Submits the prompt to the engine. Raises TooLong."""
+        """Submits the prompt to the engine. Raises TooLong, Busy."""
         if len(prompt) + self.request.max_tokens > self._info.max_length:
             raise TooLong(
                 f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",
                 "shorten the prompt, or lower max_tokens",
             )
-        self._sequence = SplitSequence(prompt, self.request.sampling(self._ends), self._on_token, self._on_error)
+        self._sequence = SplitSequence(prompt, self.request.sampling(self._stop_ids), self._on_token, self._on_error)
         self._engine.submit([self._sequence])
 
     def cancel(self) -> None:
@@ -180,6 +198,8 @@ class SplitSession:
         self._to_loop(lambda: self._next.set_exception(error))
 
     def _to_loop(self, settle: Callable[[], None]) -> None:
+        """Has the event loop settle `_next`, unless it is done already, from another thread."""
+
         def unless_done() -> None:
             if not self._next.done():
                 settle()
@@ -190,11 +210,17 @@ class SplitSession:
 
 @dataclass
 class SessionTable:
-    """The open sessions, with the ids that end an answer."""
+    """The open sessions of a server.
+
+    Attributes:
+        info: what the server takes.
+        engine: runs the decoder.
+        stop_ids: the ids that end an answer.
+    """
 
     info: DecoderInfo
     engine: SplitGenerator
-    ends: frozenset[int]
+    stop_ids: frozenset[int]
     _open: set[SplitSession] = field(default_factory=set, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -206,49 +232,60 @@ class SessionTable:
             raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
         if len(self._open) >= self.info.sessions:
             raise Busy(f"{len(self._open)} sessions are open, as many as there may be", "try again in a moment")
-        session = SplitSession(request, self.info, self.engine, self.ends)
+        session = SplitSession(request, self.info, self.engine, self.stop_ids)
         self._open.add(session)
         return session
 
     def close(self, session: SplitSession) -> None:
+        """Closes a session, and ends its answer."""
         self._open.discard(session)
         session.cancel()
 
 
-def decoder_of(checkpoint: Checkpoint) -> Architecture:
-    """Returns the layout of a decoder. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+def require_decoder(checkpoint: Checkpoint) -> Architecture:
+    """Returns the layout of a decoder's checkpoint. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
         raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
     return architecture
 
 
-def open_layers(
+def open_decoder(
     checkpoint: Checkpoint, name: str, policy: RowPolicy, sessions: int = MAX_SESSIONS
 ) -> tuple[SessionTable, TablePackage]:
-    """Loads all layers of a decoder. Raises UnsupportedModel, CorruptCheckpoint.
+    """Loads a decoder, and returns what a provider serves: the sessions, and the table for enclaves.
 
-    Returns what a provider serves: the sessions, whose engine is not started yet, and the table for enclaves.
+    The sessions' engine is not started yet.
+
+    Args:
+        checkpoint: the decoder's.
+        name: the provider's name for the model.
+        policy: how many rows of the table may leave an enclave.
+        sessions: the most that are open at a time.
+
+    Raises:
+        UnsupportedModel: the model is an encoder.
+        CorruptCheckpoint: the checkpoint cannot be read.
     """
-    architecture = decoder_of(checkpoint)
+    architecture = require_decoder(checkpoint)
     network = device.moved(language_model(checkpoint).eval())
     table = checkpoint.read(architecture.table)
-    config, ends = checkpoint.config, end_ids(checkpoint.folder)
+    config, stop_ids = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(
         model=name,
         width=table.shape[1],
         vocabulary=table.shape[0],
         max_length=min(MAX_LENGTH, int(config.get("max_position_embeddings") or config["n_positions"])),
-        max_new_tokens=MAX_NEW,
+        max_new_tokens=MAX_NEW_TOKENS,
         sessions=sessions,
-        table=digest_of(table),
+        table=table_digest(table),
         dtype=str(table.dtype).removeprefix("torch."),
     )
     engine = SplitGenerator(TransformersRunner(network), sessions)
     package = TablePackage.of_model(checkpoint.folder, table, policy)
-    return SessionTable(info, engine, ends), package
+    return SessionTable(info, engine, stop_ids), package
 
 
-def digest_of(table: torch.Tensor) -> str:
+def table_digest(table: torch.Tensor) -> str:
     """Returns the SHA-256 of a table's bytes in hex."""
     return hashlib.sha256(memoryview(table.contiguous().view(torch.uint8).numpy()).cast("B")).hexdigest()

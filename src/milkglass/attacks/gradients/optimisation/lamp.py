@@ -35,62 +35,82 @@ PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and
 LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 
-class RunCounts:
-    """How often each run of k ids occurs in a text.
+class NgramCounts:
+    """How often each n-gram of one length occurs in a text. An n-gram is one number, as `_ngrams` makes it.
 
     Attributes:
-        keys: the runs as sorted numbers.
-        times: how often each occurs.
-        heads, after, kinds: the runs without their last id, how often they went on, and with how many different ids.
+        ngrams: those that occur, sorted.
+        counts: how often each occurs.
+        contexts: the n-grams without their last id, sorted.
+        context_counts: how often each context occurs before some id.
+        followers: how many different ids follow each context.
     """
 
-    def __init__(self, runs: Ids, size: int) -> None:
-        self.keys, self.times = np.unique(runs, return_counts=True)
-        self.heads, head_of_run, self.kinds = np.unique(self.keys // size, return_inverse=True, return_counts=True)
-        self.after = np.bincount(head_of_run, self.times, len(self.heads)).astype(np.int64)
+    def __init__(self, ngrams: Ids, vocabulary: int) -> None:
+        """Counts n-grams of ids below `vocabulary`."""
+        self.ngrams, self.counts = np.unique(ngrams, return_counts=True)
+        self.contexts, context_of_ngram, self.followers = np.unique(
+            self.ngrams // vocabulary, return_inverse=True, return_counts=True
+        )
+        self.context_counts = np.bincount(context_of_ngram, self.counts, len(self.contexts)).astype(np.int64)
 
-    def probabilities(self, runs: Ids, size: int, lower: Floats) -> Floats:
-        """Returns the probability of each run's last id, from the probabilities `lower` by shorter runs."""
-        times = looked_up(self.keys, self.times, runs)
-        after, kinds = (looked_up(self.heads, values, runs // size) for values in (self.after, self.kinds))
-        return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
+    def probabilities(self, ngrams: Ids, vocabulary: int, shorter: Floats) -> Floats:
+        """Returns (n,) the probability of the last id of each n-gram, given the ids before it.
+
+        Args:
+            ngrams: (n,) of this length.
+            vocabulary: the number of ids.
+            shorter: (n,) the probabilities of the same ids, given one id less before them.
+        """
+        counts = looked_up(self.ngrams, self.counts, ngrams)
+        context_counts, followers = (
+            looked_up(self.contexts, values, ngrams // vocabulary) for values in (self.context_counts, self.followers)
+        )
+        interpolated = (counts + followers * shorter) / np.maximum(context_counts + followers, 1)
+        return np.where(followers > 0, interpolated, shorter)
 
 
 class Prior:
     """The likelihood of a text in the attacker's language: a trigram model of public ids.
 
-        p(c | a b) = (count(a b c) + kinds(a b) p(c | b)) / (count(a b) + kinds(a b))
+        p(c | a b) = (count(a b c) + followers(a b) p(c | b)) / (count(a b) + followers(a b))
 
-    p(c | b) comes from p(c), and p(c) from 1/v, in the same way (Witten and Bell's interpolation): kinds(h) is the
+    p(c | b) comes from p(c), and p(c) from 1/v, in the same way (Witten and Bell's interpolation): followers(h) is the
     number of different ids seen after h. It has no parameters, and no text is impossible.
 
     Attributes:
-        levels: the counts for runs of 1, 2 and 3 ids.
+        counts_by_length: the counts of n-grams of 1, 2 and 3 ids.
+        vocabulary: v, the number of ids.
     """
 
-    def __init__(self, corpus: Sequences, size: int) -> None:
-        """Counts the runs of public ids below `size`."""
-        self.levels, self.size = [RunCounts(_runs(corpus, k, size), size) for k in range(1, NGRAM_ORDER + 1)], size
+    def __init__(self, corpus: Sequences, vocabulary: int) -> None:
+        """Counts the n-grams of a public text, whose ids are below `vocabulary`."""
+        self.vocabulary = vocabulary
+        self.counts_by_length = [
+            NgramCounts(_ngrams(corpus, length, vocabulary), vocabulary) for length in range(1, NGRAM_ORDER + 1)
+        ]
 
     def cost(self, ids: Ids) -> float:
         """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
         if not len(ids):
             return 0.0
         text = Sequences(ids, np.array([len(ids)]))
-        p = np.full(len(ids), 1 / self.size)
-        for k, level in enumerate(self.levels, start=1):
-            p[k - 1 :] = level.probabilities(_runs(text, k, self.size), self.size, p[k - 1 :])
+        p = np.full(len(ids), 1 / self.vocabulary)
+        for length, counts in enumerate(self.counts_by_length, start=1):
+            ngrams = _ngrams(text, length, self.vocabulary)
+            p[length - 1 :] = counts.probabilities(ngrams, self.vocabulary, p[length - 1 :])
         return float(-np.log(p).mean())
 
 
-def _runs(texts: Sequences, k: int, size: int) -> Ids:
-    """Returns every run of k ids within one text as one number, (((a v) + b) v) + c."""
+def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
+    """Returns every n-gram of `length` ids within one text as one number, (((a v) + b) v) + c for v = `vocabulary`."""
     ids, owner = texts.ids, texts.owner
-    count = max(0, len(ids) - k + 1)
-    runs = np.zeros(count, np.int64)
-    for offset in range(k):
-        runs = runs * size + ids[offset : offset + count]
-    return np.asarray(runs[owner[:count] == owner[k - 1 : k - 1 + count]])
+    count = max(0, len(ids) - length + 1)
+    ngrams = np.zeros(count, np.int64)
+    for offset in range(length):
+        ngrams = ngrams * vocabulary + ids[offset : offset + count]
+    is_within_one_text = owner[:count] == owner[length - 1 : length - 1 + count]
+    return np.asarray(ngrams[is_within_one_text])
 
 
 @dataclass(frozen=True)
@@ -98,11 +118,13 @@ class LAMP(Optimising):
     """The LAMP attack.
 
     Attributes:
-        kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).
-        starts: the number of draws, and of orders of the best one.
-        steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
-        every: steps between reorderings.
-        proposals: orders that are tried for each text.
+        kind: the distance between gradients: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).
+        starts: the number of draws to begin with, and of random orders of the best draw.
+        steps: the number of steps of Adam.
+        rate: Adam's learning rate at first.
+        decay: what the rate is multiplied by every 50 steps.
+        every: the number of steps between reorderings.
+        proposals: how many orders are tried for each text.
     """
 
     kind: Literal["cosine", "squares"] = "cosine"
@@ -139,15 +161,15 @@ class LAMP(Optimising):
         start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
         schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
-        def between(descent: Descent) -> None:
+        def reorder_when_due(descent: Descent) -> None:
             if descent.steps_done >= BURN_IN * self.steps and descent.steps_done % self.every == 1 % self.every:
                 self.reorder_texts(descent, prior, budget, rng)
 
-        embeddings = Descent(problem, start, schedule).run(budget, between)
+        embeddings = Descent(problem, start, schedule).run(budget, reorder_when_due)
         return problem.texts(problem.nearest(embeddings))
 
     def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
-        """Puts each text into the best of the proposed orders or its own."""
+        """Puts each text into the order with the least cost: its own, or one that was proposed."""
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
             places, token_ids = problem.places(row), problem.nearest(descent.x)[row]
@@ -155,8 +177,8 @@ class LAMP(Optimising):
             for free_order in proposals(len(places), self.proposals, rng):
                 orders.append(orders[0].copy())
                 orders[-1][places] = places[free_order]
-            moved = (_reordered(descent.x.detach(), row, order) for order in orders)
-            costs = [value for _, value in judged(problem, moved, budget)]
+            guesses = (_reordered(descent.x.detach(), row, order) for order in orders)
+            costs = [distance for _, distance in judged(problem, guesses, budget)]
             if prior is not None:
                 language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
                 costs = (np.array(costs) + LANGUAGE[self.kind] * np.array(language_costs)).tolist()
@@ -165,13 +187,13 @@ class LAMP(Optimising):
 
 def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
     """Returns the embeddings with one text's places in another order."""
-    moved = x.clone()
-    moved[row] = x[row, torch.from_numpy(order)]
-    return moved
+    reordered = x.clone()
+    reordered[row] = x[row, torch.from_numpy(order)]
+    return reordered
 
 
 def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
-    """Returns the best of `starts` draws, then of `orders` random orders of its places, of all texts together."""
+    """Returns the best of `starts` draws of all texts together, or of `orders` random orders of its places."""
     best = nearest_guess(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     free_places = [problem.places(row) for row in range(len(best))]
     return nearest_guess(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
@@ -179,10 +201,10 @@ def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: 
 
 def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
     """Returns the embeddings with the places of every text in a random order."""
-    mixed = x.clone()
+    shuffled = x.clone()
     for row, places_of_text in enumerate(free_places):
-        mixed[row, places_of_text] = x[row, rng.permutation(places_of_text)]
-    return mixed
+        shuffled[row, places_of_text] = x[row, rng.permutation(places_of_text)]
+    return shuffled
 
 
 def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
@@ -216,9 +238,9 @@ token_moved = partial(span_moved, longest=1)  # one place put elsewhere
 MOVES = (swapped, token_moved, span_moved, rotated)
 
 
-def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
-    """Returns at most `expected` different orders of `count` places but the identity, by all four moves in turn."""
+def proposals(count: int, draws: int, rng: np.random.Generator) -> list[Ids]:
+    """Returns the different ones of `draws` random orders (count,), by all four moves in turn. None is the identity."""
     if count < 2:
         return []
-    orders = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]
-    return list({one.tobytes(): one for one in orders}.values())
+    orders = [MOVES[number % len(MOVES)](count, rng) for number in range(draws)]
+    return list({order.tobytes(): order for order in orders}.values())
