@@ -166,5 +166,5 @@ def compare(
     )
     if not as_json and (words := next_line(result)):
         note(words)
-    size = as_size(bytes_on_disk(out / "cells"))
-    note(f"{out / 'cells'} has {size} of trained models to go on from; the page and the kept model do without")
+    if (size := bytes_on_disk(settings.cells)) >= 1e6:
+        note(f"{settings.cells} has {as_size(size)} to go on from; the page and the kept model do without")
