@@ -19,13 +19,21 @@ from pydantic import ValidationError
 from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.jobs.folder import mend_events, step_of, step_to_resume, usable_checkpoints, write_event
+from milkglass.server.jobs.folder import (
+    TEMPORARY,
+    drop_temporary,
+    mend_events,
+    step_of,
+    step_to_resume,
+    usable_checkpoints,
+    write_event,
+)
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_fit, require_memory
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, bytes_on_disk, error_for_caller, is_nearly_full
-from milkglass.server.spec import RESERVE, Hyperparameters, JobSpec, Status, require_used
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
@@ -34,7 +42,6 @@ from milkglass.system import memory_bytes
 log = logging.getLogger("milkglass.server")
 RETRY_SECONDS = 5.0  # seconds until a job is tried again for which the disk had no room
 WATCH_SECONDS = 0.2  # seconds between looks at a running job
-TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
 
 
 class Jobs:
@@ -194,13 +201,7 @@ class Jobs:
                 shutil.rmtree(folder)
         for job in self._store.jobs.all():
             if job.has_ended:
-                self._drop_checkpoints(job.id, job.resumable)
-
-    def _drop_checkpoints(self, job_id: str, resumable: bool) -> None:
-        """Removes checkpoints, which are only for resuming and take up to three times a model's size."""
-        (self.folder(job_id) / RESERVE).unlink(missing_ok=True)
-        for name in ("result.partial", *(() if resumable else ("checkpoints",))):
-            shutil.rmtree(self.folder(job_id) / name, ignore_errors=True)  # tried again at the next start
+                drop_temporary(self.folder(job.id), job.resumable)
 
     def stop(self) -> None:
         """Lets the running worker save a checkpoint. Its job continues when the server is started again."""
@@ -339,13 +340,13 @@ class Jobs:
                     status = _disk_full_status(step_to_resume(folder))
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)
-            self._drop_checkpoints(job_id, status.resumable)  # before anything is written: the disk may be full
+            drop_temporary(folder, status.resumable)  # before anything is written: the disk may be full
         mend_events(folder)
         if status.error or not reported:
             level = "error" if status.state == "failed" else "info"
             write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(job_id, lambda j: _close(j, status))
-        self._drop_checkpoints(job_id, status.resumable)
+        drop_temporary(folder, status.resumable)
         log.info("job %s %s", job_id, status.state)
 
 
