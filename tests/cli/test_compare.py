@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
+from milkglass.server.jobs.needs import as_size
+from milkglass.server.settings import bytes_on_disk
 from milkglass.server.spec import Event, Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 from tests import tiny
@@ -247,6 +250,7 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     html = (out / "compare.html").read_text("utf-8")
     assert found["verdict"][0] in html and "--method rnm" in html
     assert (out / "compare.json").stat().st_mode & 0o077 == 0, "it quotes the user's texts"
+    assert (out / "kept").is_dir() and not [*out.rglob("optimizer.pt"), *out.rglob("trained.safetensors")]
     again = call(*run)
     assert "step" not in again.stderr
     names = ("name", "quality", "above", "reading")
@@ -269,6 +273,19 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
     refused(call(*run[:3], "--out", tmp_path / "other", *SMALL), 2, "other")
+
+
+def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    out = tmp_path / "out"
+    run = ("compare", model, data, "--out", out, *SMALL, "--ways", "encoder")
+    found = call(*run)
+    last = found.stdout.splitlines()[-1]
+    assert last.startswith(f"disk: {as_size(bytes_on_disk(out))} in {out}; ") and "cells and runs" in last
+    for name in ("cells", "runs"):
+        shutil.rmtree(out / name)
+    assert keep.answers(out / "kept", ["the wound is open again"]) and (out / "compare.html").is_file()
+    assert [one["state"] for one in document(call(*run, "--json"))["ways"]] == ["done"]
 
 
 def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:

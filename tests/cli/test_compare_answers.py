@@ -259,6 +259,7 @@ def test_ways_of_writing_are_compared_and_a_second_run_takes_them_over(tmp_path:
     assert (same["value"], same["low"], same["high"]) == (0, 0, 0), "plain is the model of `alone`"
     cells = [one for one in (out / "cells").iterdir() if (one / "job").is_dir()]
     assert len(cells) == 3, "plain and alone are one training"
+    assert not [*out.rglob("optimizer.pt"), *out.rglob("trained.safetensors")]
     html = (out / "compare.html").read_text("utf-8")
     assert found["verdict"][0] in html and "ROUGE-L" in html and "steps of" in html
     assert found["notes"] and found["kept"]

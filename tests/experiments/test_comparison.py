@@ -171,6 +171,7 @@ def test_a_run_goes_on_and_cells_are_shared(
         path: path.stat().st_mtime_ns for path in cells.rglob("*") if path.is_file() and path.name != "about.json"
     }
     assert len(list(cells.iterdir())) == 3
+    assert not [path for path in before if path.name in ("optimizer.pt", "trained.safetensors")]
     assert measured(
         json.loads(reproduce(recipe, data, done[0], quick=True, cache=cells).read_text("utf-8"))
     ) == measured(done[1])

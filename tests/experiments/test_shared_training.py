@@ -298,8 +298,21 @@ def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     row_filter = RowFilter(20, min_words=3, max_words=8)
     found = choose_rows(tokenizer, examples, {"0": 0, "1": 1}, row_filter, np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
-    with pytest.raises(UsageError, match="50 texts of 3 to 8 words"):
-        choose_rows(tokenizer, examples, {"0": 0, "1": 1}, replace(row_filter, count=50), np.random.default_rng(0))
+    many = replace(row_filter, count=50)
+    with pytest.raises(UsageError, match="50 texts of 3 to 8 words and at most 128 tokens .* 25 of each class"):
+        choose_rows(tokenizer, examples, {"0": 0, "1": 1}, many, np.random.default_rng(0))
+
+
+def test_texts_of_too_many_tokens_are_counted_where_rows_are_too_few(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "bert")
+    examples = [Example(i, "x", " ".join(["word"] * (20 if i < 7 else 3))) for i in range(10)]
+    limit = len(tokenizer("word word word")["input_ids"])
+    with pytest.raises(UsageError) as found:
+        choose_rows(tokenizer, examples, None, RowFilter(5, max_tokens=limit), np.random.default_rng(0))
+    assert f"at most {limit} tokens are needed, there are 3; 7 have more tokens" in found.value.message
+    assert "fewer texts" in found.value.hint
+    found_rows = choose_rows(tokenizer, examples, None, RowFilter(5, max_tokens=512), np.random.default_rng(0))
+    assert len(found_rows) == 5
 
 
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:

@@ -16,6 +16,7 @@ from milkglass.progress import duration, heartbeat
 
 ATTACKS, MAX_LENGTH = 180.0, 256
 QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
+REMOVABLE = "its folders cells and runs only let another run take over what is done, and may be removed"
 
 
 @with_options
@@ -159,12 +160,11 @@ def compare(
         limits = TimeLimits(clock_seconds, attack_seconds)
         result = run_ways(settings, selected, out, limits, public_texts, kept, report, log)
     page_file = page.write(result, out)
+    files = (f"page: {page_file}", f"disk: {as_size(bytes_on_disk(out))} in {out}; {REMOVABLE}")
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), f"page: {page_file}"]),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), *files]),
     )
     if not as_json and (words := next_line(result)):
         note(words)
-    if (size := bytes_on_disk(settings.cells)) >= 1e6:
-        note(f"{settings.cells} has {as_size(size)} to go on from; the page and the kept model do without")

@@ -144,7 +144,7 @@ def write_spec(
 
 
 def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
-    """Runs the job of this folder with the server's own worker, unless it has ended.
+    """Runs the job of this folder with the server's own worker, unless it has succeeded. Its checkpoints then go.
 
     Args:
         deadline: of `time.monotonic`; the worker then keeps its steps and ends.
@@ -163,7 +163,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     final_status = Status.model_validate_json(status.read_text("utf-8"))
     if final_status.state != "succeeded":
         raise JobFailed(f"the training in {job} {final_status.state}: {final_status.error}", "see its worker.log")
-    drop_temporary(job)
+    drop_temporary(job)  # also what an earlier call was stopped before it removed
     return final_status
 
 

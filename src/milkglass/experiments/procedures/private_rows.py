@@ -139,6 +139,7 @@ def choose_rows(
     labels: list[int] = []
     per_class = -(-row_filter.count // len(class_numbers)) if class_numbers else 0
     remaining = dict.fromkeys(range(len(class_numbers or ())), per_class)
+    too_long = 0  # in tokens
     for i in rng.permutation(len(examples)).tolist():
         example = examples[i]
         if len(ids) == row_filter.count:
@@ -146,7 +147,10 @@ def choose_rows(
         if not row_filter.min_words <= len(example.text.split()) <= row_filter.max_words:
             continue
         text_ids = tokenizer(example.text, split_special_tokens=True)["input_ids"]
-        if not text_ids or len(text_ids) > row_filter.max_tokens:
+        if len(text_ids) > row_filter.max_tokens:
+            too_long += 1
+            continue
+        if not text_ids:
             continue
         if class_numbers is not None:
             if example.label not in class_numbers:
@@ -157,10 +161,11 @@ def choose_rows(
             labels.append(class_numbers[example.label])
         ids.append(text_ids)
     if len(ids) < row_filter.count:
+        each = f", {per_class} of each class" if class_numbers else ""
         raise UsageError(
-            f"{row_filter.count} texts of {row_filter.min_words} to {row_filter.max_words} words are needed, "
-            f"there are {len(ids)}",
-            "take fewer, or other lengths",
+            f"{row_filter.count} texts of {row_filter.min_words} to {row_filter.max_words} words and at most "
+            f"{row_filter.max_tokens} tokens are needed{each}, there are {len(ids)}; {too_long} have more tokens",
+            "ask for fewer texts or other lengths in the recipe, or give more data",
         )
     return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if class_numbers is not None else None)
 

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Event
 
 EVENTS_FILE = "events.jsonl"
+TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
 PROGRESS_FIELDS = ("step", "total_steps", "loss")
 TAIL_BYTES = 1 << 16  # bytes
-TEMPORARY = ("result.partial", RESERVE, "checkpoints")  # what a job writes only to go on from
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
@@ -129,18 +129,18 @@ def checkpoint_to_resume(job: Path) -> Path | None:
     )
 
 
-def drop_temporary(job: Path, resumable: bool = False) -> None:
-    """Removes what only a running job needs: checkpoints take up to three times a model's size.
-
-    Args:
-        resumable: whether checkpoints stay.
-    """
-    (job / RESERVE).unlink(missing_ok=True)
-    for name in ("result.partial", *(() if resumable else ("checkpoints",))):
-        shutil.rmtree(job / name, ignore_errors=True)
-
-
 def step_to_resume(job: Path) -> int:
     """Returns the step that a job resumes from; 0: its beginning."""
     newest = checkpoint_to_resume(job)
     return 0 if newest is None else step_of(newest)
+
+
+def drop_temporary(job: Path, resumable: bool = False) -> None:
+    """Removes what a job that ended wrote only to go on from: up to three times a model's size.
+
+    Args:
+        resumable: whether the job can be resumed, so that its checkpoints stay.
+    """
+    (job / RESERVE).unlink(missing_ok=True)
+    for name in ("result.partial", *(() if resumable else ("checkpoints",))):
+        shutil.rmtree(job / name, ignore_errors=True)

@@ -346,7 +346,7 @@ class Jobs:
             level = "error" if status.state == "failed" else "info"
             write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(job_id, lambda j: _close(j, status))
-        drop_temporary(folder, status.resumable)  # what stays is tried again at the next start
+        drop_temporary(folder, status.resumable)
         log.info("job %s %s", job_id, status.state)
 
 
