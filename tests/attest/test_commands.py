@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import AttestationError, UsageError
 from tests.attest.samples import NEAR, SGX, TDX
 from tests.cli.kit import call, refused
@@ -79,3 +80,10 @@ def test_a_recording_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     assert found.exit_code == AttestationError.exit_code and "is no time" in found.output
     error = AttestationError("quote", "it says \x1b[2J \u202e and \x07")
     assert not {"\x1b", "\x07", "\u202e"} & {*found.output, *error.message}
+
+
+def test_software_has_no_makers_files(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.json", tmp_path / "makers"
+    path.write_bytes(EvidenceSource(Software()).evidence(bytes(32), bytes(32)).document())
+    refused(call("attest", "fetch", path, "--out", out), AttestationError.exit_code, "no maker signs anything")
+    assert not out.exists()

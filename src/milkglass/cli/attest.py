@@ -280,6 +280,8 @@ def fetch(
 
     require_file(recording, "give a file that --record wrote")
     collateral = asyncio.run(fetch_files(HardwareEvidence.parse(recording.read_bytes()), product))
+    if not collateral:
+        raise AttestationError("kind", f"{recording} is evidence of software, for which no maker signs anything")
     files.private_dir(out)
     for name, content in collateral.items():
         files.write(out / name, content)
