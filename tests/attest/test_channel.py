@@ -32,8 +32,11 @@ from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import key_of
 from milkglass.attest.policy import Policy, parse
-from milkglass.attest.providers import PATH, read_evidence
+from milkglass.attest.providers import PATH
 from milkglass.attest.sources import EvidenceSource, Software
+from milkglass.engines.catalogue import ENGINES
+from milkglass.engines.engine import Call
+from milkglass.engines.upstream import Upstream
 from milkglass.errors import AttestationError, Busy, Unreachable, UsageError
 from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
@@ -109,6 +112,7 @@ class Server:
         pairs: certificates and keys; each connection takes the next one, and once none is left the last.
         in_turn: whether they begin again instead, as servers behind one address do.
         silent: whether nothing but evidence is answered.
+        forever: whether each other request is answered with "continue", again and again.
         evidence: what it answers to a nonce.
         of_key: the bytes that each key received.
         readers: of each connection that was made, also if it sent nothing.
@@ -118,6 +122,7 @@ class Server:
     evidence: Answer
     in_turn: bool = False
     silent: bool = False
+    forever: bool = False
     received: bytearray = field(default_factory=bytearray)
     of_key: dict[bytes, int] = field(default_factory=dict)
     readers: list[CountingReader] = field(default_factory=list)
@@ -182,6 +187,10 @@ class Server:
                     answer = b'{"ok": true}'
                     if self.silent:
                         await asyncio.Event().wait()
+                    while self.forever:
+                        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                        await writer.drain()
+                        await asyncio.sleep(0.1)
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
@@ -365,12 +374,12 @@ def test_where_a_lease_ends_inside_a_body_the_rest_is_not_sent(
 ) -> None:
     """The request begins anew once the key has a lease again, and never if it gets none."""
     body = SECRET + b"x" * (10 * channel.PIECE_BYTES)
-    pieces, sent = channel._pieces, 3
+    pieces, sent = AttestedChannel.pieces, 3
 
     async def work() -> None:
-        async def slow_pieces(body: bytes) -> AsyncIterator[bytes]:
+        async def slow_pieces(self: AttestedChannel, body: bytes) -> AsyncIterator[bytes]:
             number = 0
-            async for piece in pieces(body):
+            async for piece in pieces(self, body):
                 number += 1
                 if number == sent + 1 and server.asked == 1:
                     one.now[0] += 61
@@ -378,7 +387,7 @@ def test_where_a_lease_ends_inside_a_body_the_rest_is_not_sent(
                         server.evidence = lambda spki, nonce: b"{}"
                 yield piece
 
-        monkeypatch.setattr(channel, "_pieces", slow_pieces)
+        monkeypatch.setattr(AttestedChannel, "pieces", slow_pieces)
         async with (
             Server([authority.issued("a")], honest).running() as server,
             client(authority, server.port, "60s") as one,
@@ -396,6 +405,47 @@ def test_where_a_lease_ends_inside_a_body_the_rest_is_not_sent(
             assert sorted(len(part) for part in parts if part) == [
                 sent * channel.PIECE_BYTES, *([len(body)] if is_honest else [])
             ]  # fmt: skip
+
+    asyncio.run(work())
+
+
+def test_the_body_of_a_proxy_with_a_key_crosses_in_pieces_too(authority: Authority) -> None:
+    body = "x" * (3 * channel.PIECE_BYTES)
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest).running() as server,
+            client(authority, server.port) as one,
+        ):
+            writes = list[int]()
+
+            async def counted(body: bytes) -> AsyncIterator[bytes]:
+                async for piece in AttestedChannel.pieces(one.channel, body):
+                    writes.append(len(piece))
+                    yield piece
+
+            one.channel.pieces = counted  # type: ignore[method-assign]
+            upstream = Upstream(
+                ENGINES["vllm"], f"https://localhost:{server.port}", authority=authority.file, admission=one.channel
+            )
+            answer = await upstream._send(Call("/v1/embeddings", {"a": body}))
+            assert answer.status_code == 200 and server.received.endswith(body.encode() + b'"}')
+            assert len(writes) == 4 and max(writes) == channel.PIECE_BYTES
+            await answer.aclose()
+            await upstream.close()
+
+    asyncio.run(work())
+
+
+def test_a_server_that_only_says_continue_holds_a_request_for_no_longer_than_a_limit(authority: Authority) -> None:
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], honest, forever=True).running() as server,
+            client(authority, server.port, silence=0.3) as one,
+        ):
+            with pytest.raises(Unreachable, match="silent"):
+                async with asyncio.timeout(20):
+                    await one.ask()
 
     asyncio.run(work())
 
@@ -690,15 +740,72 @@ def test_one_at_a_time_asks_for_a_lease_of_a_key_also_when_the_first_has_failed(
     asyncio.run(work())
 
 
-def test_evidence_of_no_form_is_looked_at_only_if_the_policy_accepts_it() -> None:
-    document = HardwareEvidence("software", b"milkglass software evidence 1" + bytes(64)).document()
-    for accepts, reason in ((False, "form"), (True, "")):
-        found = ""
-        try:
-            read_evidence("milkglass", document, bytes(32), bytes(32), "localhost", datetime.now(UTC), accepts)
-        except AttestationError as error:
-            found = error.reason
-        assert found == reason
+def test_evidence_that_nothing_binds_gives_no_lease_also_where_recordings_of_it_are_accepted(
+    authority: Authority,
+) -> None:
+    """Whoever has a certificate for the name could show anybody's recording."""
+    recorded = HardwareEvidence("software", b"milkglass software evidence 1" + bytes(64)).document()
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("a")], lambda spki, nonce: recorded).running() as server,
+            client(authority, server.port) as one,
+        ):
+            accepting = one.channel.policy.model_copy(update={"accept": {"unbound": "a trial", "not-fresh": "a trial"}})
+            channel_of = AttestedChannel(accepting, verifier(accepting, {}), authority.file)
+            with pytest.raises(AttestationError) as refused:
+                await channel_of.send("POST", "/v1/embeddings", {}, BODY)
+            assert refused.value.reason == "form" and not server.received
+            await channel_of.close()
+
+    asyncio.run(work())
+
+
+def test_evidence_that_was_judged_by_another_clock_gives_no_lease(authority: Authority) -> None:
+    wall = [-1e8]
+
+    async def work() -> None:
+        async with Server([authority.issued("a")], honest).running() as server:
+            policy = policy_for(server.port)
+            judged_by_policy, leases = verifier(policy, {}), Leases(60.0, lambda: 0.0, lambda: 1e9 + wall[0])
+
+            def judge(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
+                verdict = judged_by_policy(document, spki, nonce)
+                wall[0] = 0.0  # the time is set right after the judgement
+                return verdict
+
+            one = AttestedChannel(policy, judge, authority.file, leases=leases)
+            with pytest.raises(AttestationError) as refused:
+                await one.send("POST", "/v1/embeddings", {}, BODY)
+            assert refused.value.reason == "clock" and not server.received
+            one._failures.clear()
+            answer = await one.send("POST", "/v1/embeddings", {}, BODY)
+            assert await answer.aread() == b'{"ok": true}'
+            await one.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("scene", REFUSALS)
+def test_a_proxy_with_a_key_sends_a_man_in_the_middle_nothing(scene: str, authority: Authority) -> None:
+    reason, answer = REFUSALS[scene]
+    other = key_of(authority.issued("honest")[0])
+
+    async def work() -> None:
+        async with (
+            Server([authority.issued("mitm")], answer(other)).running() as server,
+            client(authority, server.port) as one,
+        ):
+            upstream = Upstream(
+                ENGINES["vllm"], f"https://localhost:{server.port}", "secret", authority=authority.file,
+                admission=one.channel,
+            )  # fmt: skip
+            with pytest.raises(AttestationError) as refused:
+                await upstream.models()
+            assert refused.value.reason == reason and not server.received
+            await upstream.close()
+
+    asyncio.run(work())
 
 
 def test_a_server_has_a_connection_left_for_evidence() -> None:

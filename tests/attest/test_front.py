@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -179,6 +179,7 @@ class Nvml(ModuleType):
     def __init__(self) -> None:
         super().__init__("pynvml")
         self.gpus, self.size, self.open = 2, 40, 0
+        self.state = SimpleNamespace(ccFeature=1, environment=2, devToolsMode=0)
 
     def nvmlInit(self) -> None:
         self.open += 1
@@ -188,6 +189,9 @@ class Nvml(ModuleType):
 
     def nvmlDeviceGetCount(self) -> int:
         return self.gpus
+
+    def nvmlSystemGetConfComputeState(self) -> SimpleNamespace:
+        return self.state
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
         return ctypes.c_void_p(index + 1)
@@ -217,7 +221,7 @@ def test_each_gpu_gives_its_report_and_certificates_for_the_nonce(nvml: Nvml) ->
 
 
 @pytest.mark.parametrize("name", [
-    "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex",
+    "nvmlInit", "nvmlSystemGetConfComputeState", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetConfComputeGpuAttestationReport", "nvmlDeviceGetConfComputeGpuCertificate", "nvmlShutdown",
 ])  # fmt: skip
 @pytest.mark.parametrize(
@@ -233,6 +237,14 @@ def test_whatever_nvml_raises_is_a_named_refusal(
     with pytest.raises(AttestationError, match=type(error).__name__) as refused:
         nvml_evidence(NONCE)
     assert refused.value.reason == "gpu"
+
+
+@pytest.mark.parametrize("changed", [{"devToolsMode": 1}, {"ccFeature": 0}, {"environment": 1}])
+def test_gpus_in_developer_mode_or_without_protection_give_no_evidence(nvml: Nvml, changed: dict[str, int]) -> None:
+    vars(nvml.state).update(changed)
+    with pytest.raises(AttestationError, match="not protected") as refused:
+        nvml_evidence(NONCE)
+    assert refused.value.reason == "gpu" and nvml.open == 0
 
 
 def test_no_gpu_and_a_size_that_cannot_be_are_refused(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +349,14 @@ def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_n
         going.set()
         codes = [answer.status_code for answer in await asyncio.gather(*asked)]
         assert sorted(codes) == [200] * full + [503] * 5 and most == [1]
+        going.clear()
+        held = [asyncio.create_task(ask("192.0.2.200")) for _ in range(full)]
+        other = asyncio.create_task(ask("192.0.2.201"))
+        await asyncio.sleep(0.1)
+        going.set()
+        of_one = sorted(answer.status_code for answer in await asyncio.gather(*held))
+        assert of_one.count(200) == front_module.MAX_EVIDENCE_OF_ADDRESS < full, "one address does not fill the queue"
+        assert (await other).status_code == 200
         assert (await ask("192.0.2.99")).status_code == 200
 
     run(work)

@@ -295,3 +295,13 @@ def test_a_refused_verdict_is_not_attested() -> None:
     claims = (proven("measurement", "the measured image"),)
     assert Verdict(claims).to_json()["attested"] is True
     assert Verdict(claims, refused={"product": "another"}).to_json()["attested"] is False
+
+
+@pytest.mark.parametrize("entry", [
+    'lease = "25h"', 'lease = "1000m"', 'server = "https://a.example@b.example"', 'server = "https://a.example#b"',
+    '[tdx]\nstatus = ["UptoDate"]', '[tdx]\nstatus = ["Revoked"]',
+])  # fmt: skip
+def test_what_would_never_hold_or_hold_for_long_is_no_policy(entry: str) -> None:
+    text = "version = 1\n" + ("" if entry.startswith("server") else 'server = "https://a.example"\n') + entry
+    with pytest.raises(UsageError):
+        parse(text.encode(), "p", Policy)

@@ -77,12 +77,26 @@ class Leases:
         self._check_clocks()
         return self._until.get(spki, 0.0) > self.monotonic()
 
-    def grant(self, spki: bytes) -> None:
+    def grant(self, spki: bytes, judged_at: float) -> None:
+        """Lets requests be sent to a key.
+
+        Args:
+            judged_at: `offset` before its evidence was asked for.
+
+        Raises:
+            AttestationError: the wall clock was set since then: perhaps the evidence was judged by a wrong time.
+        """
+        if abs(self.offset() - judged_at) > CLOCK_JUMP:
+            raise AttestationError("clock", "the clock was set while evidence was judged", "try again")
         self._check_clocks()
         self._until[spki] = self.monotonic() + self.seconds
 
+    def offset(self) -> float:
+        """Returns the seconds between the two clocks."""
+        return self.wall() - self.monotonic()
+
     def _check_clocks(self) -> None:
-        offset = self.wall() - self.monotonic()
+        offset = self.offset()
         if self._offset is not None and abs(offset - self._offset) > CLOCK_JUMP:
             self._until.clear()
         if self._offset is None or not self._until:
@@ -158,16 +172,22 @@ class AttestedChannel:
         admissions, sent_headers = 0, httpx2.Headers(headers, "latin-1")
         sent_headers["Content-Length"] = str(len(body))
         while True:
-            request = self._client.build_request(method, path, headers=sent_headers, content=_pieces(body))
+            request = self._client.build_request(method, path, headers=sent_headers, content=self.pieces(body))
             try:
-                return await self._client.send(request, stream=True)
-            except httpx2.ReadTimeout:
+                async with asyncio.timeout(2 * self._silence):  # for a free connection, and for the head
+                    return await self._client.send(request, stream=True)
+            except (httpx2.ReadTimeout, TimeoutError):
                 fault = f"{self.policy.server} was silent for {self._silence:g} s"
                 raise Unreachable(fault, "try again; ask for shorter answers, or for a stream") from None
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admitted(error, admissions):
                     raise unreachable(self.policy.server, error) from error
                 admissions += 1
+
+    async def pieces(self, body: bytes) -> AsyncIterator[bytes]:
+        """Yields a body in pieces. The connection looks at its lease before each."""
+        for start in range(0, len(body), PIECE_BYTES):
+            yield body[start : start + PIECE_BYTES]
 
     async def admitted(self, error: Exception, earlier: int) -> bool:
         """Returns whether an error was a key without a lease, which has one now.
@@ -224,7 +244,7 @@ class AttestedChannel:
         for _ in range(MAX_EVIDENCE):
             if self.leases.live(spki):
                 return
-            nonce = secrets.token_bytes(NONCE)
+            nonce, offset = secrets.token_bytes(NONCE), self.leases.offset()
             peer, document = await evidence_from(self.policy.server, nonce, self._authority, self.policy.evidence)
             if not self.leases.live(peer):
                 verdict = await asyncio.to_thread(self._verify, document, peer, nonce)
@@ -233,7 +253,7 @@ class AttestedChannel:
                     name, reason = next(iter(verdict.refused.items()))
                     hint = "see `milkglass attest URL --policy POLICY`"
                     raise AttestationError(name, f"nothing was sent without a lease: {reason}", hint)
-                self.leases.grant(peer)
+                self.leases.grant(peer, offset)
             if not spki:
                 return
 
@@ -280,12 +300,6 @@ async def evidence_from(
     return keys[0], bytes(body)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """Yields a body in pieces. The connection looks at its lease before each."""
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
-
-
 def verifier(
     policy: Policy, pinned: Mapping[str, str], collateral: Collateral = dict,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -299,8 +313,7 @@ def verifier(
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         moment, host = now(), urlsplit(policy.server).hostname or ""
-        accepts_unbound = "unbound" in policy.accept
-        received = read_evidence(policy.evidence, document, spki, nonce, host, moment, accepts_unbound)
+        received = read_evidence(policy.evidence, document, spki, nonce, host, moment)
         machine, gpus, bound = evidence.verify(with_collateral(received, collateral()), moment, spki, nonce)
         return judge(policy, machine, gpus, bound, pinned)
 

@@ -200,7 +200,9 @@ def _binding(
     fresh = (
         proven("fresh", "it answered our nonce")
         if live
-        else unchecked("fresh", "the nonce is the recording's: only who made it knows whether it was new")
+        else unchecked(
+            "fresh", "nonce and key are the recording's: only its maker knows whether they were new, and whose"
+        )
     )
     if evidence.form == "milkglass":
         digest = nvidia.digest(evidence.gpus)

@@ -43,7 +43,8 @@ from milkglass.server.settings import Limits
 # Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
 EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
-MAX_EVIDENCE = 16  # pieces that are made, of which there is one at a time, or wait for that
+# Pieces that are made, of which there is one at a time, or wait for that: of all addresses, and of one
+MAX_EVIDENCE, MAX_EVIDENCE_OF_ADDRESS = 12, 4
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
@@ -72,7 +73,7 @@ class Front:
         self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
-        self._maker, self._making = ThreadPoolExecutor(1, "evidence"), 0
+        self._maker, self._making = ThreadPoolExecutor(1, "evidence"), Counter[str]()
         self._client: Any = None
 
     def app(self) -> Starlette:
@@ -100,15 +101,19 @@ class Front:
     async def evidence(self, request: Request) -> Response:
         """Answers with evidence for the nonce of the request."""
         nonce = _nonce(request.query_params.get("nonce", ""))
-        if self._making == MAX_EVIDENCE:
-            raise Busy(f"{MAX_EVIDENCE} pieces of evidence are being made or wait", "try again in a moment")
-        self._budget.take("" if request.client is None else request.client.host)
+        address = "" if request.client is None else request.client.host
+        group = _groups(address)[0]
+        for making, most in ((self._making[group], MAX_EVIDENCE_OF_ADDRESS), (self._making.total(), MAX_EVIDENCE)):
+            if making >= most:
+                raise Busy(f"{making} pieces of evidence are being made or wait", "try again in a moment")
+        self._budget.take(address)
         made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
-        self._making += 1
+        self._making[group] += 1
         try:
             evidence = await unless_gone(made, disconnect(request))
         finally:
-            self._making -= 1
+            self._making[group] -= 1
+            self._making += Counter()  # forgets who has none
         return GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
     async def release(self, request: Request) -> Response:

@@ -32,10 +32,12 @@ ANSWERS = {
     "root_ca_crl": (),
 }
 LISTS = ("pck_crl", "root_ca_crl")
-TD_DEBUG, TD_MIGRATABLE = 1 << 0, 1 << 29  # of a domain's attributes
+TD_DEBUG = 1 << 0  # of a domain's attributes; the library refuses migration
 # Of an enclave's attributes: initialised, debug, 64 bits
 INITIALISED, DEBUG, MODE64 = 0x01, 0x02, 0x04
 REGISTERS = {"mrtd": "mr_td", **{f"rtmr{number}": f"rt_mr{number}" for number in range(4)}, "config": "mr_config_id"}
+# What the library's words are called
+REASONS = {"expired": "expired", "migra": "migration", "service td": "migration"}
 # What the platform's certificate says of it, and in words
 PLATFORM = {
     "cached_keys": ("cached-keys", "the platform's keys come from a cache of its owner"),
@@ -83,7 +85,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     except ValueError as error:
         if "certificate chain" in str(error):  # the library does not say what is wrong with it
             _require_platform(quote, answer, now, root)
-        reason = "expired" if "expired" in str(error).lower() else "quote"
+        words = str(error).lower()
+        reason = next((name for word, name in REASONS.items() if word in words), "quote")
         raise AttestationError(reason, f"the quote does not verify: {error}") from None
     return _machine(claims, json.loads(answers.tcb_info)["issueDate"][:10])
 
@@ -179,9 +182,6 @@ def _machine(claims: Mapping[str, Any], issued: str) -> VerifiedMachine:
         if platform["pck"][name] == "True":
             lines.append(weak(weakness, text, weakness, "vendor states"))
     if tdx:
-        flags = int.from_bytes(bytes.fromhex(report["td_attributes"]), "little")
-        if flags & TD_MIGRATABLE or int(report.get("mr_service_td") or "0", 16):
-            lines.append(weak("migration", "the domain may be moved, with its memory", "migration", bad=True))
         lines.append(proven("debug", "the host cannot debug the domain"))
         image = {name: report[field] for name, field in REGISTERS.items()}
     else:

@@ -180,10 +180,16 @@ def verify(
         *_reference_claims(measurements, chip, references, lists, now),
         *_revocation_claims(current),
     ]  # fmt: skip
+    text = (
+        "whether it is in developer mode (DevTools), in which its memory is open: only the measured software can see it"
+    )
+    lines.append(unchecked("gpu-devtools", text))
     mode = _mode(measurements)
-    if mode == "ppcie":
+    if mode == "spt":
+        lines.append(proven("gpu-mode", "it is in the mode of one protected GPU"))
+    elif mode == "ppcie":
         lines.append(weak("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
-    elif mode != "spt":
+    else:
         lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
     return VerifiedGpu(architecture, device, measurements.nonce, driver, vbios, mode, tuple(lines))
 
@@ -249,6 +255,8 @@ def _reference_claims(
                 raise
             expired[part] = error
             continue
+        if (reference.product, reference.version) != (chip, versions[part]):
+            raise AttestationError("rim", "what is signed of a reference manifest is for another chip or version")
         # Manifests count from 0, and SPDM's measurements from 1
         differing = [at for at, values in reference.values.items() if measurements.blocks.get(at + 1) not in values]
         if differing:

@@ -31,7 +31,7 @@ Quiet = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
 STATE_HEADER = "Milkglass-Attested"  # the header of each answer
 MAX_BODY = 32 << 20
-MAX_QUIET = 32 << 20  # bytes of an answer that wait here, since it is to be quiet
+MAX_QUIET = 2 << 20  # bytes of an answer that wait here, since it is to be quiet
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",

@@ -77,6 +77,13 @@ class SgxImage(_Image):
     mrenclave: Hex
 
 
+# Intel's words, without those for revoked platforms
+TcbStatus = Literal[
+    "UpToDate", "SWHardeningNeeded", "ConfigurationNeeded", "ConfigurationAndSWHardeningNeeded", "OutOfDate",
+    "OutOfDateConfigurationNeeded",
+]  # fmt: skip
+
+
 class SevSnp(_Part):
     products: list[Literal["Milan", "Genoa", "Turin"]] = []
     tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], Version] = {}
@@ -84,13 +91,13 @@ class SevSnp(_Part):
 
 
 class Tdx(_Part):
-    status: list[Text] = ["UpToDate"]
+    status: list[TcbStatus] = ["UpToDate"]
     eval_data_number: EvalDataNumber | None = None
     image: list[TdxImage] = []
 
 
 class Sgx(_Part):
-    status: list[Text] = ["UpToDate"]
+    status: list[TcbStatus] = ["UpToDate"]
     eval_data_number: EvalDataNumber | None = None
     image: list[SgxImage] = []
 
@@ -136,9 +143,9 @@ class Policy(_Part):
     """
 
     version: Literal[1]
-    server: Annotated[str, StringConstraints(pattern=r"^https://[^/\s]+$")]
+    server: Annotated[str, StringConstraints(pattern=r"^https://[^/\s@?#]+$")]
     evidence: Literal["milkglass", "tinfoil", "aci"] = "milkglass"
-    lease: Annotated[str, StringConstraints(pattern=r"^[1-9]\d{0,3}[smh]$")] = "15m"
+    lease: Annotated[str, StringConstraints(pattern=r"^([1-9]\d{0,3}s|[1-9]\d{0,2}m|([1-9]|1\d|2[0-4])h)$")] = "15m"
     kinds: list[Literal["software"]] = []
     sev_snp: SevSnp | None = Field(None, alias="sev-snp")
     tdx: Tdx | None = None

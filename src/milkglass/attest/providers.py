@@ -108,27 +108,26 @@ PROVIDERS: Mapping[str, Provider] = {
 
 
 def read_evidence(
-    provider: str, document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime, accepts_unbound: bool
+    provider: str, document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime
 ) -> HardwareEvidence:
     """Reads a document that came over a connection.
 
     Args:
         provider: the form that is asked for: a peer does not choose what binds its evidence.
-        accepts_unbound: whether evidence that nothing binds to a connection may be looked at.
 
     Raises:
         AttestationError: it is no evidence, or of another form.
     """
     hardware = PROVIDERS[provider].read(document, spki, nonce, host, now)
-    require_form(hardware, provider, accepts_unbound)
+    require_form(hardware, provider)
     return hardware
 
 
-def require_form(hardware: HardwareEvidence, provider: str, accepts_unbound: bool) -> None:
+def require_form(hardware: HardwareEvidence, provider: str, accepts_unbound: bool = False) -> None:
     """Raises AttestationError for evidence of another form than the provider's.
 
     Args:
-        accepts_unbound: whether evidence that nothing binds to a connection may be looked at.
+        accepts_unbound: whether evidence that nothing binds to a connection may be looked at, as a recording.
     """
     if hardware.form != provider and not (hardware.form == "none" and accepts_unbound):
         raise AttestationError("form", f"the evidence has the form {hardware.form!r}, and {provider!r} is asked for")

@@ -38,6 +38,7 @@ CERTIFICATE_NAMES = {
     uuid.UUID("c0b406a4-a803-4952-9743-3fb6014cd0ae"): "ark",
     uuid.UUID("92f81bc3-5811-4d3d-97ff-d19f88dc67ea"): "crl",
 }
+CC_ENABLED, CC_PRODUCTION, DEVTOOLS_OFF = 1, 2, 0  # values of NVML's state of confidential computing
 # Files of a collateral folder: their names begin with these
 REFERENCE, GPU_REVOCATION = "rim", "gpu-"
 MAX_COLLATERAL_FILE = 4 << 20
@@ -147,6 +148,7 @@ def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
     try:
         library.nvmlInit()
         try:
+            _require_production(library)
             evidence = [_gpu_evidence(library, number, nonce) for number in range(library.nvmlDeviceGetCount())]
         finally:
             library.nvmlShutdown()
@@ -160,6 +162,19 @@ def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
     if not evidence:
         raise AttestationError("gpu", "NVML sees no GPU", "give one to this machine, or leave --gpus out")
     return evidence
+
+
+def _require_production(library: Any) -> None:
+    """Raises AttestationError if the GPUs are in developer mode, simulated, or not confidential.
+
+    A GPU's signed evidence does not say it, as far as is known: only software on the machine can.
+    """
+    state = library.nvmlSystemGetConfComputeState()
+    if (state.ccFeature, state.environment, state.devToolsMode) != (CC_ENABLED, CC_PRODUCTION, DEVTOOLS_OFF):
+        raise AttestationError(
+            "gpu", f"the GPUs are not protected: feature {state.ccFeature}, environment {state.environment}, developer "
+            f"mode {state.devToolsMode}", "switch the CC mode on, without DevTools",
+        )  # fmt: skip
 
 
 def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:

@@ -149,11 +149,10 @@ async def request_evidence(url: str, authority: Path | None, rules: Policy | Non
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
     provider = "milkglass" if rules is None else rules.evidence
-    accepts_unbound = rules is None or "unbound" in rules.accept
     nonce, now, host = secrets.token_bytes(NONCE), datetime.now(UTC), urlsplit(url).hostname or ""
     spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
-    hardware = read_evidence(provider, raw, spki, nonce, host, now, accepts_unbound)
-    if hardware.form != "none" and (hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil")):
+    hardware = read_evidence(provider, raw, spki, nonce, host, now)
+    if hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
     return replace(hardware, spki=spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
 
@@ -258,7 +257,11 @@ def release(
         raise Conflict(f"{to} has a file {released_name}, or as many as it takes", "give another --name")
     if status != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
-    emit(as_json, {"released": released_name, "to": to}, lambda: f"{released_name} is released to {to}")
+    attested = "software" not in rules.kinds
+    emit(
+        as_json, {"released": released_name, "to": to, "attested": attested},
+        lambda: f"{released_name} is released to {to}{'' if attested else ', NOT ATTESTED'}",
+    )  # fmt: skip
 
 
 @attests.command(short_help="Get the makers' signed files for a recording; the only command that asks vendors.")

@@ -112,6 +112,9 @@ class Admission(Protocol):
     def context(self) -> Any:
         """Returns the TLS context whose connections send nothing before they are admitted."""
 
+    def pieces(self, body: bytes) -> AsyncIterator[bytes]:
+        """Yields a request's body in pieces, each of which is sent only while the connection is admitted."""
+
     async def admitted(self, error: Exception, earlier: int) -> bool:
         """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer.
 
@@ -273,7 +276,7 @@ class Upstream:
         while True:
             try:
                 async with asyncio.timeout(self.timeouts.begin):
-                    return await self._client.send(request, stream=True)
+                    return await self._client.send(self._in_pieces(request), stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if self._admission is not None and await self._admission.admitted(error, admissions):
                     admissions += 1
@@ -285,6 +288,15 @@ class Upstream:
             except TimeoutError as error:
                 fault = f"{self.url} did not begin to answer within {self.timeouts.begin:g} s"
                 raise Unreachable(fault, TIMEOUT_HINT) from error
+
+    def _in_pieces(self, request: httpx2.Request) -> httpx2.Request:
+        """Returns a request whose body the admission cuts, if there is one."""
+        if self._admission is None or not request.content:
+            return request
+        body = self._admission.pieces(request.content)
+        return httpx2.Request(
+            request.method, request.url, headers=request.headers, content=body, extensions=request.extensions
+        )
 
     async def _body(self, answer: httpx2.Response, limit: int) -> bytes:
         """Returns the body, or a little more than `limit` bytes of a longer one."""
