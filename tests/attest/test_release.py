@@ -67,7 +67,8 @@ def test_a_file_is_released_once_by_its_sender_alone(tmp_path: Path) -> None:
         assert again.exit_code == 7 and "--name" in again.output
         assert (tmp_path / "got" / "my.mgkey").read_bytes() == b"the owner's"
         second = release("release", "--name", "second")
-        assert second.exit_code == 0, second.output
+        assert second.exit_code == 0 and "second is released to" in second.output, second.output
+        assert "NOT ATTESTED" in second.stdout, "also in the line of the result"
         assert (tmp_path / "got" / "second").read_bytes() == b"another"
         assert TOKEN not in front.said
 

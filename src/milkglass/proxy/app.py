@@ -83,7 +83,7 @@ def create_app(
     page_token = None if page is None else page.token
     app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
     if attested is not None:
-        app.add_middleware(Stating, headers=stated(attested))
+        app.add_middleware(Stating, headers=stated(attested, ("/v1/models",)))
     return app
 
 

@@ -93,13 +93,21 @@ class LocalGuard:
         return Unauthorized("this request comes from a web page, or is for another host", hint)
 
 
-def stated(attested: str) -> Callable[[str, int], Mapping[str, str]]:
+def stated(attested: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
     """Returns what the header of an answer says, which is `attested` if the server's hardware proved itself before it.
 
     Errors are the proxy's own words: perhaps nothing was attested. Where software answers, this is said each time.
+
+    Args:
+        own_paths: beginnings of further paths that the proxy answers without the server.
     """
     own = attested if attested == NOT_ATTESTED else OWN_ANSWER
-    return lambda path, status: {STATE_HEADER: own if status >= 400 or path in OPEN_PATHS else attested}
+
+    def header(path: str, status: int) -> Mapping[str, str]:
+        is_own = status >= 400 or path in OPEN_PATHS or path.startswith(own_paths)
+        return {STATE_HEADER: own if is_own else attested}
+
+    return header
 
 
 class _Unread(Exception):
