@@ -162,11 +162,16 @@ def test_a_shipped_quick_result_is_of_the_recipe_as_it_stands(path: Path) -> Non
 
 
 def require_figures(result: dict[str, Any], recipe: Recipe) -> None:
-    """Each figure that the recipe names was measured, and stands beside the paper's and what was asked."""
+    """Each figure that the recipe names was measured, and stands beside the paper's and what was asked.
+
+    A quick run has a part of the recipe's variants and attacks, and so of the paper's figures.
+    """
+    figures = figures_of(result)
     for name, words in recipe.asked.items():
-        assert figures_of(result)[name]["asked"] == words
+        assert figures[name]["asked"] == words
     for name, value in recipe.published.items():
-        assert figures_of(result)[name]["published"] == value
+        if recipe.quick is None or name in figures:
+            assert figures[name]["published"] == value
 
 
 @pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
