@@ -80,7 +80,8 @@ def test_a_machine_of_the_policy_is_allowed_and_what_was_accepted_is_shown() -> 
         assert found.holds, found.refused
         words = "\n".join(found.lines())
         assert "the policy holds" in words and "accepted by the policy: not-fresh (a recording)" in words
-        assert "never tried on live" in words and "undoes the proof: unbound" in words
+        assert "never on live" in words and "undoes the proof: unbound" in words
+        assert found.lines()[0] == "THE OPERATOR CAN READ EVERYTHING: the policy accepts unbound"
         assert found.to_json()["holds"] is True and found.to_json()["attested"] is False
 
 

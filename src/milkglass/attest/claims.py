@@ -23,9 +23,10 @@ ALL_SEEN = "What an operator of the host still sees: everything, also the text. 
 UNDONE = (
     "What an operator of the host sees: assume everything, also the text. The policy accepts what undoes the proof: {}."
 )
+NOTHING_PROTECTS = "THE OPERATOR CAN READ EVERYTHING"
 NOT_SHOWN = "What an operator of the host sees: assume everything, also the text, since the policy does not hold."
 NOT_ATTESTED = "NOT ATTESTED: software answered, and nothing proves what runs there"
-RECORDED_NOTE = "verified on recorded evidence only: this verifier was never tried on live confidential hardware"
+RECORDED_NOTE = "this verifier was tried on recorded evidence only, and never on live confidential hardware"
 STILL_SEEN = (
     "What an operator of the host still sees: who asks and when, the sizes and times of requests and answers, and page "
     "faults and traffic to the GPU. What breaks it: probes on the memory bus (the attacks TEE.fail, Battering RAM), a "
@@ -171,7 +172,10 @@ class Verdict:
             holds += f", and accepts what is weak: {', '.join(self.accepted)}"
         verb = "does" if len(self.refused) == 1 else "do"
         head = holds if self.holds else f"{REFUSED}: {len(self.refused)} of the policy's conditions {verb} not hold"
-        return [*([] if self.attested else [NOT_ATTESTED]), head, *lines, self.still_seen, RECORDED_NOTE]
+        warnings = [] if self.attested else [NOT_ATTESTED]
+        if self.holds and self.undone_by:
+            warnings.append(f"{NOTHING_PROTECTS}: the policy accepts {', '.join(self.undone_by)}")
+        return [*warnings, head, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
     def still_seen(self) -> str:

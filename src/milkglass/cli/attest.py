@@ -88,6 +88,8 @@ def check(
     now = datetime.now(UTC) if at is None else evidence.time_of(at)
     if replay is not None and at is None and recording.recorded:
         note(f"judged by the time now; --at {recording.recorded[:10]} judges by when it was recorded")
+    if at is not None and recording.recorded and now < evidence.time_of(recording.recorded):
+        note(f"judged by a time before {recording.recorded}, at which it was recorded")
     if record is not None:
         record.write_bytes(recording.document())
     try:
@@ -102,7 +104,8 @@ def check(
 def require_server(rules: Policy, url: str, noun: str) -> None:
     """Raises UsageError if a policy is for another server."""
     if rules.server != url.rstrip("/"):
-        raise UsageError(f"{noun} is {url}, and the policy is for {rules.server}", "give the policy of this server")
+        hint = f"ask {rules.server}, or give the policy of this server"
+        raise UsageError(f"{noun} is {url}, and the policy is for {rules.server}", hint)
 
 
 def refusal(error: AttestationError) -> Verdict:

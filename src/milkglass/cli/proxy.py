@@ -233,13 +233,12 @@ def _run_plain(
     quiet: Literal["whole", "slots"] | None,
 ) -> None:  # fmt: skip
     """Hands text to an attested server, through its channel alone."""
-    from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.proxy.plain import PlainProxy
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
 
     if channel.policy.kinds:
-        note(NOT_ATTESTED)
+        note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
     plain_proxy = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
     command = f"proxy --attested to {channel.policy.server}" + (f" ({_state(channel)})" if channel.policy.kinds else "")

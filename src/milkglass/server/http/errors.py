@@ -30,7 +30,7 @@ REASONS = {
 }
 HINTS = {
     400: "send a JSON object, or the form that the documentation shows",
-    401: "send `Authorization: Bearer TOKEN`; the token is in the server's home folder or --token-file",
+    401: "send `Authorization: Bearer TOKEN`, a proxy by --token-file; it is in the server's home or --token-file",
     404: "see /openapi.json for the addresses",
     405: "see /openapi.json for the methods",
     413: "send fewer or shorter texts at once; large files in chunks, through /v1/uploads",
