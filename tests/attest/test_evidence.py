@@ -137,6 +137,16 @@ def test_reference_values_of_another_chip_do_not_count(monkeypatch: pytest.Monke
     assert "no-rim" not in weak_of["HOPPER"] and "no-rim" in weak_of["BLACKWELL"]
 
 
+def test_what_is_signed_of_a_manifest_decides_which_chip_and_version_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    who, nonce = Nvidia.make().trusted(monkeypatch), bytes(32)
+    driver = nvidia.Measurements.parse(who.evidence(nonce)).text(nvidia.DRIVER)
+    other = who.manifest("570.0", {0: bytes(48)})
+    monkeypatch.setattr(rim, "stated", lambda raw: ("GH100", driver))
+    with pytest.raises(AttestationError, match="another chip or version") as refused:
+        nvidia.verify(who.evidence(nonce), who.gpu.pem, nonce, [other], [], samples.TODAY)
+    assert refused.value.reason == "rim"
+
+
 def test_four_gpus_are_four_devices_and_one_twice_is_refused() -> None:
     four = [GPUS[f"one of four, {number}"].verified() for number in range(4)]
     nvidia.require_distinct(four)

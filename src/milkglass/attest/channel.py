@@ -86,8 +86,9 @@ class Leases:
         Raises:
             AttestationError: the wall clock was set since then: perhaps the evidence was judged by a wrong time.
         """
-        if abs(self.offset() - judged_at) > CLOCK_JUMP:
-            raise AttestationError("clock", "the clock was set while evidence was judged", "try again")
+        if (jump := abs(self.offset() - judged_at)) > CLOCK_JUMP:
+            fault = f"the clock was set by {jump:,.0f} s while evidence was judged; {CLOCK_JUMP:g} s are allowed"
+            raise AttestationError("clock", fault, "try again")
         self._check_clocks()
         self._until[spki] = self.monotonic() + self.seconds
 
@@ -176,8 +177,9 @@ class AttestedChannel:
             try:
                 async with asyncio.timeout(2 * self._silence):  # for a free connection, and for the head
                     return await self._client.send(request, stream=True)
-            except (httpx2.ReadTimeout, TimeoutError):
-                fault = f"{self.policy.server} was silent for {self._silence:g} s"
+            except (httpx2.ReadTimeout, TimeoutError) as error:
+                silent, late = f"was silent for {self._silence:g} s", f"began no answer within {2 * self._silence:g} s"
+                fault = f"{self.policy.server} {silent if isinstance(error, httpx2.ReadTimeout) else late}"
                 raise Unreachable(fault, "try again; ask for shorter answers, or for a stream") from None
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admitted(error, admissions):

@@ -103,9 +103,11 @@ class Front:
         nonce = _nonce(request.query_params.get("nonce", ""))
         address = "" if request.client is None else request.client.host
         group = _groups(address)[0]
-        for making, most in ((self._making[group], MAX_EVIDENCE_OF_ADDRESS), (self._making.total(), MAX_EVIDENCE)):
-            if making >= most:
-                raise Busy(f"{making} pieces of evidence are being made or wait", "try again in a moment")
+        if self._making[group] >= MAX_EVIDENCE_OF_ADDRESS or self._making.total() >= MAX_EVIDENCE:
+            raise Busy(
+                f"too many pieces of evidence are being made or wait: {MAX_EVIDENCE_OF_ADDRESS} of one address, and "
+                f"{MAX_EVIDENCE} of all, are possible", "try again in a moment",
+            )  # fmt: skip
         self._budget.take(address)
         made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
         self._making[group] += 1

@@ -36,7 +36,7 @@ TD_DEBUG = 1 << 0  # of a domain's attributes; the library refuses migration
 # Of an enclave's attributes: initialised, debug, 64 bits
 INITIALISED, DEBUG, MODE64 = 0x01, 0x02, 0x04
 REGISTERS = {"mrtd": "mr_td", **{f"rtmr{number}": f"rt_mr{number}" for number in range(4)}, "config": "mr_config_id"}
-# What the library's words are called
+# The reason of a refusal, by a word in the library's message
 REASONS = {"expired": "expired", "migra": "migration", "service td": "migration"}
 # What the platform's certificate says of it, and in words
 PLATFORM = {

@@ -10,8 +10,8 @@
 The chain of certificates must end at NVIDIA's root. Below the root and one authority of NVIDIA's stands the one that
 certified this chip, whose name tells a GPU from a switch and one architecture from another: the labels that NVIDIA's
 tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer does. Reference
-values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf,
-which the GPU's firmware makes for itself, and about the signers of reference values.
+values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf, which the GPU's
+firmware makes for itself, and about the signers of reference values.
 """
 
 from __future__ import annotations

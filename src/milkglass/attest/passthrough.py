@@ -189,7 +189,7 @@ async def whole(answer: httpx2.Response) -> bytes:
 
 def _require_short(waiting: bytearray) -> None:
     if len(waiting) > MAX_QUIET:
-        waiting.clear()  # to send it first would take half an hour
+        waiting.clear()  # to send it first would take minutes
         raise Unreachable(
             f"more than {MAX_QUIET:,} bytes of a quiet answer wait",
             f"ask for less at a time, or without {QUIET_HEADER}",

@@ -155,6 +155,11 @@ class Policy(_Part):
     accept: dict[str, Text] = {}
 
     @property
+    def takes_software(self) -> bool:
+        """Returns whether the software stand-in is taken, so that what answers is said to be NOT ATTESTED."""
+        return bool(self.kinds)
+
+    @property
     def lease_seconds(self) -> int:
         return int(self.lease[:-1]) * UNITS[self.lease[-1]]
 

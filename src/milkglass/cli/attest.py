@@ -260,7 +260,7 @@ def release(
         raise Conflict(f"{to} has a file {released_name}, or as many as it takes", "give another --name")
     if status != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
-    attested = "software" not in rules.kinds
+    attested = not rules.takes_software
     emit(
         as_json, {"released": released_name, "to": to, "attested": attested},
         lambda: f"{released_name} is released to {to}{'' if attested else ', NOT ATTESTED'}",

@@ -271,27 +271,8 @@ def split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[Sp
         yield text
 
 
-def generate_split(
-    text: SplitText,
-    prompt: str,
-    system: str | None,
-    chat_template: bool | None,
-    instruction: str,
-    sampling: SplitSampling,
-    as_json: bool,
-) -> None:
-    """Sanitizes a prompt, says what of it crosses, and prints the answer: while it is generated, or all of it as JSON.
-
-    Args:
-        text: the enclave and the server.
-        prompt: the user's text.
-        system: the system's message, in the chat template.
-        chat_template: whether the prompt is put into the chat template. None: if the model has one.
-        instruction: what the message begins with; it is not sanitized.
-        sampling: how tokens are drawn.
-        as_json: whether the answer is printed as JSON.
-    """
-    sanitized = _sanitized_prompt(text, prompt, system, chat_template, instruction, sampling)
+def generate_split(text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
+    """Says what of a sanitized prompt crosses, and prints the answer: while it is generated, or all of it as JSON."""
     unchanged = sanitized.private - sanitized.changed
     note(
         f"prompt: {sanitized.tokens} tokens, {sanitized.private} of your text: {sanitized.changed} of these were "
@@ -311,7 +292,7 @@ def generate_split(
         say()
 
 
-def _sanitized_prompt(
+def sanitized_prompt(
     text: SplitText,
     prompt: str,
     system: str | None,
@@ -319,7 +300,19 @@ def _sanitized_prompt(
     instruction: str,
     sampling: SplitSampling,
 ) -> SanitizedPrompt:
-    """Returns the sanitized prompt. Raises UsageError if a template would change the instruction, or is missing."""
+    """Sanitizes a prompt.
+
+    Args:
+        text: the enclave and the server.
+        prompt: the user's text.
+        system: the system's message, in the chat template.
+        chat_template: whether the prompt is put into the chat template. None: if the model has one.
+        instruction: what the message begins with; it is not sanitized.
+        sampling: how tokens are drawn.
+
+    Raises:
+        UsageError: a template would change the instruction, or is missing.
+    """
     from milkglass.errors import NoChatTemplate
 
     if chat_template is not False:

@@ -160,7 +160,7 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.enclave import generate_split, split_sampling, split_text
+        from milkglass.cli.enclave import generate_split, sanitized_prompt, split_sampling, split_text
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
@@ -168,7 +168,8 @@ def generate(
         sampling = split_sampling(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with at_work(as_json), split_text(split, server) as running:
-            generate_split(running, text, system, chat_template, instruction, sampling, as_json)
+            sanitized = sanitized_prompt(running, text, system, chat_template, instruction, sampling)
+            generate_split(running, sanitized, sampling, as_json)
         return
     if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"

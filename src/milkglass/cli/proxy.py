@@ -189,7 +189,7 @@ def proxy(
 
     def ready(url: str, models: list[str]) -> None:
         starting.close()
-        state = "" if channel is None or not channel.policy.kinds else f" {_state(channel)};"
+        state = "" if channel is None or not channel.policy.takes_software else f" {_state(channel)};"
         say(f"milkglass proxy: listening on {url}/v1;{state} models: {', '.join(models)}")
         note(f"next: {endpoint.client(url, address)}")
 
@@ -225,7 +225,7 @@ def _state(channel: AttestedChannel) -> str:
     """Returns what the header of the server's answers says."""
     from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED
 
-    return NOT_ATTESTED if channel.policy.kinds else BY_POLICY
+    return NOT_ATTESTED if channel.policy.takes_software else BY_POLICY
 
 
 def _run_plain(
@@ -237,11 +237,12 @@ def _run_plain(
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
 
-    if channel.policy.kinds:
+    if channel.policy.takes_software:
         note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
     plain_proxy = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
-    command = f"proxy --attested to {channel.policy.server}" + (f" ({_state(channel)})" if channel.policy.kinds else "")
+    suffix = f" ({_state(channel)})" if channel.policy.takes_software else ""
+    command = f"proxy --attested to {channel.policy.server}{suffix}"
     process.run(plain_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 
