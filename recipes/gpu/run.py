@@ -25,12 +25,13 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from milkglass import device, files, system
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments.kinds.comparison import Cells, Comparison
+from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
 from milkglass.experiments.reproduce import KINDS, reproduce
@@ -39,6 +40,7 @@ from milkglass.experiments.runs import RunFolder, commits_of, now
 ROOT = Path(__file__).parents[2]
 MINUTES = 8.0  # of a piece
 GRACE = 90.0  # seconds in which a stopped piece keeps its steps
+USUAL = 2  # trainings side by side, as `milkglass reproduce` has them
 TURNS = 3  # in a row without an end, after which a piece whose state cannot be kept is given up
 UNSAID = RecipeNeeds(memory=2.0, device=4.0)  # of a recipe that does not say it
 STATE = "state.json"
@@ -52,11 +54,13 @@ class Piece:
         recipe: the file's name without its suffix, or its path, and ".quick" for a quick run.
         cell: the number of a cell. None: the whole recipe.
         needs: of the recipe, at each moment.
+        cores: that it takes. Trainings side by side take half a core each: they are graded one by one afterwards.
     """
 
     recipe: str
     cell: int | None
     needs: RecipeNeeds = field(compare=False)
+    cores: int = 1
 
     @property
     def name(self) -> str:
@@ -97,8 +101,24 @@ def pieces_of(names: Sequence[str]) -> list[Piece]:
         needs = from_entries(RecipeNeeds, recipe.needs)
         if isinstance(recipe, Comparison):
             result += [Piece(name, cell, needs) for cell in range(len(recipe.places))]
-        result.append(Piece(name, None, needs))
+        at_once = _at_once(recipe)
+        result.append(Piece(name, None, _needs_of(needs, at_once), max(1, at_once // 2)))
     return result
+
+
+def _at_once(recipe: Recipe) -> int:
+    """Returns how many of a recipe's own trainings run side by side. Those of a comparison are pieces."""
+    return min(len(recipe.variants), system.cores()) if isinstance(recipe, FineTuning) else 1
+
+
+def _needs_of(needs: RecipeNeeds, at_once: int) -> RecipeNeeds:
+    """Returns what so many trainings need. A recipe says it for `USUAL` of them side by side."""
+    factor = max(1.0, at_once / USUAL)
+    return replace(
+        needs,
+        memory=None if needs.memory is None else needs.memory * factor,
+        device=None if needs.device is None else needs.device * factor,
+    )
 
 
 def ready(pieces: Sequence[Piece], turns: dict[str, Turns]) -> list[Piece]:
@@ -125,12 +145,14 @@ class Room:
         memory, free = system.memory_bytes(available=True), device.memory_bytes(free=True)
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
-    def holds(self, needs: RecipeNeeds) -> bool:
+    def holds(self, piece: Piece) -> bool:
+        needs = piece.needs
         on_device = self.device is None or self.device >= (needs.device or UNSAID.device or 0)
-        return self.cores >= 1 and on_device and self.memory >= (needs.memory or UNSAID.memory or 0)
+        return self.cores >= piece.cores and on_device and self.memory >= (needs.memory or UNSAID.memory or 0)
 
-    def take(self, needs: RecipeNeeds, sign: int = 1) -> None:
-        self.cores -= sign
+    def take(self, piece: Piece, sign: int = 1) -> None:
+        needs = piece.needs
+        self.cores -= sign * piece.cores
         self.memory -= sign * (needs.memory or UNSAID.memory or 0)
         if self.device is not None:
             self.device -= sign * (needs.device or UNSAID.device or 0)
@@ -177,7 +199,7 @@ class Runner:
         for piece in ready(self.pieces, self.turns):
             if piece in self.running:
                 continue
-            if not self.room.holds(piece.needs):
+            if not self.room.holds(piece):
                 if self.running:
                     continue
                 self._end(piece, "failed", f"it needs more than this machine has: {asdict(piece.needs)}")
@@ -190,7 +212,7 @@ class Runner:
                     start_new_session=True,
                     env={"OMP_NUM_THREADS": "1", **os.environ},
                 )  # fmt: skip
-            self.room.take(piece.needs)
+            self.room.take(piece)
             self.running[piece] = child, time.monotonic()
 
     def _look(self, piece: Piece, until: float) -> None:
@@ -224,7 +246,7 @@ class Runner:
         child, begun = self.running.pop(piece)
         if child.stdin is not None:
             child.stdin.close()
-        self.room.take(piece.needs, -1)
+        self.room.take(piece, -1)
         self.turns[piece.name].minutes += (time.monotonic() - begun) / 60
         self._end(piece, state, words)
 
@@ -275,7 +297,8 @@ def piece(recipe: str, cell: str, data: Path, out: Path) -> None:
             Cells.of(read, data, [place]).trained(place, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
-        result = reproduce(path, data, out / "runs" / called(recipe), quick, 2, say, cache if read.cached else None)
+        run, shared = out / "runs" / called(recipe), cache if read.cached else None
+        result = reproduce(path, data, run, quick, _at_once(read), say, shared)
     (out / "results").mkdir(exist_ok=True)
     shutil.copyfile(result, out / "results" / result.name)
 

@@ -132,13 +132,14 @@ def test_a_recipe_waits_for_its_cells(tmp_path: Path) -> None:
 
 
 def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = run.Room(memory=10, device=6, cores=16)
+    room, small = run.Room(memory=10, device=6, cores=16), run.Piece("a", None, RecipeNeeds(memory=3, device=3))
     for _ in range(2):
-        assert room.holds(RecipeNeeds(memory=3, device=3))
-        room.take(RecipeNeeds(memory=3, device=3))
-    assert not room.holds(RecipeNeeds(memory=3, device=3))
-    room.take(RecipeNeeds(memory=3, device=3), -1)
-    assert room.holds(RecipeNeeds(memory=3, device=3))
+        assert room.holds(small)
+        room.take(small)
+    assert not room.holds(small)
+    room.take(SMALL, -1)
+    assert room.holds(small)
+    assert not room.holds(run.Piece("b", None, RecipeNeeds(memory=3, device=3), cores=16))  # one core is taken
     monkeypatch.setattr(run.Room, "here", classmethod(lambda cls: cls(0.001, None, 4)))
     runner = Scripted({"a": "pass"}, tmp_path)
     assert not runner.run(time.monotonic() + 20)

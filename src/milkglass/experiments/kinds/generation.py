@@ -52,7 +52,7 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
-PROMPTS_PER_BATCH = 8
+PROMPTS_PER_BATCH, PROMPTS_ON_GPU = 8, 64
 MEASURES = ("rouge-1", "rouge-l")
 Rows = NDArray[np.float64]
 RecordFields = Mapping[str, str]  # variant, when, note
@@ -280,8 +280,9 @@ def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation:
 def greedy_ids(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """Returns the ids of the greedy answer to each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
-    for start in range(0, len(prompts), PROMPTS_PER_BATCH):
-        group = prompts[start : start + PROMPTS_PER_BATCH]
+    size = PROMPTS_ON_GPU if device.on_gpu() else PROMPTS_PER_BATCH
+    for start in range(0, len(prompts), size):
+        group = prompts[start : start + size]
         rows = [torch.from_numpy(prompt).long() for prompt in group]
         # On the left, so that all answers begin at one place
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
