@@ -137,7 +137,7 @@ def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monk
         assert room.holds(small)
         room.take(small)
     assert not room.holds(small)
-    room.take(SMALL, -1)
+    room.take(small, -1)
     assert room.holds(small)
     assert not room.holds(run.Piece("b", None, RecipeNeeds(memory=3, device=3), cores=16))  # one core is taken
     monkeypatch.setattr(run.Room, "here", classmethod(lambda cls: cls(0.001, None, 4)))
