@@ -147,7 +147,7 @@ def tuned_decoder(
     }  # fmt: skip
     nothing = np.empty((0, 0), np.float32)
     cell = TrainedHalves(
-        folder.name, client, server, result, figures, answered["made"], answered["predictions"], nothing
+        folder.name, figures, answered["made"], answered["predictions"], nothing, client, server, result
     )
     return cell, sender
 

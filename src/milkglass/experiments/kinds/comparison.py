@@ -41,10 +41,12 @@ from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, 
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
     LINEAR,
+    GradedCell,
     TrainedHalves,
     TrialData,
     client_alone_figures,
     commonest_class_figures,
+    graded_cell,
     own_model,
     train_cell,
     with_own_model,
@@ -148,7 +150,7 @@ class Comparison(Recipe):
         if halves and any(settings.group_by_length for settings in whole_models):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
-            cells = dict(zip(places, pool.map(lambda place: ready.trained(place, run), places), strict=True))
+            cells = dict(zip(places, pool.map(lambda place: ready.graded(place, run), places), strict=True))
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
@@ -157,7 +159,8 @@ class Comparison(Recipe):
             if pooled := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])
                 run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
-        for place, cell in cells.items() if self.attacks else ():
+        for place in places if self.attacks else ():
+            cell = ready.trained(place, run)
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))
             attacked = self.attacked_of(self.defences[place[1]])
@@ -209,14 +212,27 @@ class Cells:
         return cls(recipe, base, base.digest(), problems, splits, settings)
 
     def trained(self, place: Place, run: RunFolder) -> TrainedHalves:
-        """Returns a cell, trained if it is not in the run's cache."""
+        """Returns a cell with its model, trained if it is not in the run's cache."""
         name, defence, seed = place
         cell_title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         split = with_training(self.splits[defence], self.settings[place])
         return train_cell(
-            self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed,
-            run.cache or run.out / "cells", run.threads, lambda text: run.progress(f"{cell_title}: {text}"),
+            self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed, _folder(run),
+            run.threads, lambda text: run.progress(f"{cell_title}: {text}"),
         )  # fmt: skip
+
+    def graded(self, place: Place, run: RunFolder) -> GradedCell:
+        """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
+        name, defence, seed = place
+        split = with_training(self.splits[defence], self.settings[place])
+        problem, settings = self.problems[name, seed], self.settings[place]
+        known = None if self.recipe.attacks else graded_cell(self.digest, problem, split, settings, seed, _folder(run))
+        return known or self.trained(place, run)
+
+
+def _folder(run: RunFolder) -> Path:
+    """Returns the folder with the cells of a run."""
+    return run.cache or run.out / "cells"
 
 
 def _without_tables(entry: Mapping[str, Any]) -> dict[str, Any]:

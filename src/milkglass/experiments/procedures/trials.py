@@ -48,6 +48,7 @@ from milkglass.threat.observations import Tokens
 
 LINEAR = "linear model"  # the client's own
 Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
+ANSWERS_FILE = "figures.json"  # in a cell
 CELL_VERSION = 4  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
@@ -72,27 +73,36 @@ class TrialData:
 
 
 @dataclass(frozen=True)
-class TrainedHalves:
-    """A cell.
+class GradedCell:
+    """What a cell's model answered to the held-out rows.
 
     Attributes:
-        name: the digest of all that decides it.
-        client, server: the halves as they were split.
-        tuned: the server's half after training.
-        figures: the quality of its answers.
+        name: the digest of all that decides the cell.
+        figures: the quality of the answers.
         made: by which code.
-        predictions: its packed answers to the held-out rows (`pack_answers`).
+        predictions: the packed answers (`pack_answers`).
         logits: (u, classes) of these answers.
     """
 
     name: str
-    client: Client = field(repr=False)
-    server: Server = field(repr=False)
-    tuned: Server = field(repr=False)
     figures: Mapping[str, float]
     made: Mapping[str, Any]
     predictions: str = field(repr=False)
     logits: NDArray[np.float32] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class TrainedHalves(GradedCell):
+    """A cell with its model.
+
+    Attributes:
+        client, server: the halves as they were split.
+        tuned: the server's half after training.
+    """
+
+    client: Client = field(repr=False)
+    server: Server = field(repr=False)
+    tuned: Server = field(repr=False)
 
 
 def train_cell(
@@ -100,7 +110,29 @@ def train_cell(
     cells: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
-    identity = {
+    with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
+        client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
+        tuned = server
+        if isinstance(client, TokenClient):
+            tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
+        answered = _answer_figures(client, tuned, problem, seed, folder)
+    return TrainedHalves(folder.name, *answered, client, server, tuned)
+
+
+def graded_cell(
+    digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int, cells: Path
+) -> GradedCell | None:
+    """Returns a cell's answers without its model, which may be on another machine. None: there are none."""
+    with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
+        stored = _stored_answers(folder)
+        return None if stored is None else GradedCell(folder.name, *_answered(stored, problem, folder))
+
+
+def _identity(
+    digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int
+) -> dict[str, Any]:
+    """Returns all that decides a cell."""
+    return {
         "version": CELL_VERSION,
         "base": digest,
         "data": dict(problem.sums),
@@ -108,13 +140,6 @@ def train_cell(
         "training": training.model_dump(),
         "seed": seed,
     }
-    with cell_folder(cells, identity) as folder:
-        client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
-        tuned = server
-        if isinstance(client, TokenClient):
-            tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
-        answered = _answer_figures(client, tuned, problem, seed, folder)
-    return TrainedHalves(folder.name, client, server, tuned, *answered)
 
 
 @contextmanager
@@ -197,11 +222,10 @@ def _answer_figures(client: Client, server: Server, problem: TrialData, seed: in
 
     Returns:
         The figures with the half-widths of their intervals, the code that measured them, the packed answers, and
-            logits. A record without logits, from earlier code, is made again.
+            logits.
     """
-    path = folder / "figures.json"
-    stored = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if "logits" not in stored:
+    stored = _stored_answers(folder)
+    if stored is None:
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         figures = quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
@@ -211,7 +235,19 @@ def _answer_figures(client: Client, server: Server, problem: TrialData, seed: in
             "predictions": pack_answers(guess),
             "logits": pack_answers(logits),
         }
-        files.write(path, json.dumps(stored) + "\n")
+        files.write(folder / ANSWERS_FILE, json.dumps(stored) + "\n")
+    return _answered(stored, problem, folder)
+
+
+def _stored_answers(folder: Path) -> dict[str, Any] | None:
+    """Returns the record of a cell's answers. None: there is none, or earlier code wrote it, without logits."""
+    path = folder / ANSWERS_FILE
+    stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return stored if "logits" in stored else None
+
+
+def _answered(stored: Mapping[str, Any], problem: TrialData, folder: Path) -> Answered:
+    """Returns what a record says, see `_answer_figures`."""
     logits = unpack_answers(stored["logits"]).reshape(len(problem.held_out.labels), -1)
     return dict(stored["figures"]), stored.get("made") or provenance(folder), str(stored["predictions"]), logits
 
@@ -258,7 +294,7 @@ def client_alone_figures(problem: TrialData, own_model: LinearModel | None, seed
 
 
 def with_own_model(
-    cell: TrainedHalves, problem: TrialData, own_model: LinearModel | None, seed: int
+    cell: GradedCell, problem: TrialData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
 
