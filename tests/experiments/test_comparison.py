@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -182,6 +183,22 @@ def test_a_run_goes_on_and_cells_are_shared(
     again = {path: path.stat().st_mtime_ns for path in before}
     changed = [path.name for path in before if again[path] != before[path]]
     assert set(changed) <= {"spec.json", "lock"}  # nothing was split, trained or asked again
+
+
+def test_without_attacks_a_cells_answers_are_enough(
+    done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    """A GPU's cells come back as their answers, without models."""
+    carried = tmp_path / "cells"
+    for path in (done[0].parent / "cells").glob("*/figures.json"):
+        (carried / path.parent.name).mkdir(parents=True)
+        shutil.copyfile(path, carried / path.parent.name / path.name)
+    other = tmp_path / "other.toml"
+    other.write_text(recipe.read_text("utf-8").replace('"noise"]', '"noise"]\nattacks = []'), "utf-8")
+    found = json.loads(reproduce(other, data, tmp_path / "out", quick=True, cache=carried).read_text("utf-8"))
+    expected = {name: value for name, value in measured(done[1]).items() if name.startswith("accuracy, small")}
+    assert expected.items() <= measured(found).items()
+    assert not list(carried.glob("*/job"))  # nothing was trained
 
 
 def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None:
