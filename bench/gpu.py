@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import now
 
 MILKGLASS = (sys.executable, "-m", "milkglass.cli.main")
@@ -59,15 +60,17 @@ SLOW = 900  # seconds after which a command is stopped
 
 
 class Figures:
-    """The figures so far, and the file that has them."""
+    """The figures so far, as records (milkglass/experiments/record.py), and the file that has them."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        self.path, self.document = path, {**about, "figures": {}}
+        self.path, self.about, self.records = path, about, list[ResultRecord]()
 
-    def add(self, name: str, value: Any) -> None:
-        self.document["figures"][name] = value
-        self.path.write_text(json.dumps(self.document, indent=1) + "\n", "utf-8")
-        print(name, value, flush=True)
+    def add(self, measure: str, value: float, **parts: str) -> None:
+        """Adds a figure and writes the file. `parts` are fields of the record, such as its attack."""
+        self.records.append(ResultRecord(measure=measure, value=value, **parts))  # type: ignore[arg-type]
+        document = {**self.about, "figures": [record.to_json() for record in self.records]}
+        self.path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        print(self.records[-1].name, value, flush=True)
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
@@ -79,8 +82,8 @@ def attacks(asked: argparse.Namespace, figures: Figures) -> None:
         texts = list(dict.fromkeys(row[0].strip() for row in rows if len(row[0].split()) > 4))[: PRIVATE + PUBLIC]
     for name in ("cluster-solve", "invbert", "decipherment"):
         for device in ("cuda", "cpu"):
-            spent = _in_child("attacked", {"MILKGLASS_DEVICE": device}, name, texts)
-            figures.add(f"attack, {name}, {device}", spent)
+            for measure, value in _in_child("attacked", {"MILKGLASS_DEVICE": device}, name, texts).items():
+                figures.add(measure, value, attack=name, note=device)
 
 
 def attacked(name: str, texts: list[str]) -> dict[str, float]:
@@ -149,8 +152,10 @@ def step(asked: argparse.Namespace, figures: Figures) -> None:
             sides[side] += _in_child("step_seconds", {}, side, folder, str(asked.out / "step"), str(asked.chats))
             shutil.rmtree(asked.out / "step", ignore_errors=True)
     for side, spent in sides.items():
-        figures.add(f"step, {side}", {"median": round(statistics.median(spent), 4), "most": round(max(spent), 4)})
-    figures.add("step, ratio", round(statistics.median(sides["ours"]) / statistics.median(sides["trainer"]), 3))
+        figures.add("seconds of a step", round(statistics.median(spent), 4), variant=side)
+    figures.add(
+        "step beside the Trainer's", round(statistics.median(sides["ours"]) / statistics.median(sides["trainer"]), 3)
+    )
 
 
 def step_seconds(side: str, model: str, work: str, chats: str) -> list[float]:
@@ -230,23 +235,27 @@ def job(asked: argparse.Namespace, figures: Figures) -> None:
     for old in (scrambled, home):
         shutil.rmtree(old, ignore_errors=True)
     key.unlink(missing_ok=True)
-    figures.add("obfuscate", _timed([*MILKGLASS, "obfuscate", model, scrambled, "--key", key, "--delta"], out))
+    figures.add(
+        "seconds of obfuscate", _timed([*MILKGLASS, "obfuscate", model, scrambled, "--key", key, "--delta"], out)
+    )
     size = sum(path.stat().st_size for path in scrambled.iterdir())
-    figures.add("delta, GB", round(size / 1e9, 2))
+    figures.add("GB of the delta", round(size / 1e9, 2))
     with _server(out, home, model) as url:
         token = (home / "token").read_text("utf-8").strip()
         whole = [*MILKGLASS, "upload", scrambled, "--name", "big", "--server", url, "--token-file", home / "token"]
-        figures.add("upload", _timed(whole, out))
+        figures.add("seconds of upload", _timed(whole, out))
         asks = [*MILKGLASS, "generate", "big", "My patient has a cough.", "--raw", "--max-tokens", "16", "--key", key,
                 "--server", url, "--token-file", home / "token"]  # fmt: skip
-        figures.add("first answer", _timed(asks, out))
+        figures.add("seconds of the first answer", _timed(asks, out))
         for streams in STREAMS:
             found = [asyncio.run(_speed(url, token, streams, seed)) for seed in range(ROUNDS)][1:]
-            figures.add(f"tokens a second, {streams}", round(statistics.median(speed for speed, _ in found), 1))
-            figures.add(f"first token, {streams}", round(statistics.median(first for _, first in found), 3))
+            figures.add("tokens a second", round(statistics.median(speed for speed, _ in found), 1), note=str(streams))
+            figures.add(
+                "seconds to a token", round(statistics.median(first for _, first in found), 3), note=str(streams)
+            )
     shutil.rmtree(home, ignore_errors=True)
     for streams, speed in _in_child("own_generate", {}, str(model)).items():
-        figures.add(f"tokens a second, transformers, {streams}", speed)
+        figures.add("tokens a second", speed, variant="transformers", note=str(streams))
 
 
 async def _speed(url: str, token: str, streams: int, seed: int) -> tuple[float, float]:

@@ -9,10 +9,14 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+MAX_THREADS = 8  # of `in_threads`: more read no faster
 PR_SET_DUMPABLE = 4
 ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
@@ -20,6 +24,21 @@ ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows 
 def cores() -> int:
     """Returns how many cores this process may use, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields what `work` returns for each item, in their order, computed by a thread for each core.
+
+    It is for work that waits or lets other threads run, such as reading and hashing. What has not begun is dropped when
+    an item fails or the caller stops.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(min(cores(), MAX_THREADS))
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def memory_bytes(available: bool) -> int | None:

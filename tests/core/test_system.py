@@ -4,11 +4,13 @@ import ast
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from milkglass import system
 from milkglass.system import is_loopback
 
 SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
@@ -68,3 +70,20 @@ def test_every_program_and_worker_that_holds_text_is_closed() -> None:
 
 def is_call_by_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def test_threads_give_their_results_in_order_and_begin_nothing_more_after_a_failure() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        if number == 3:
+            raise ValueError("the third")
+        time.sleep(0.01 / (1 + number))  # later ones end sooner
+        return number
+
+    assert list(system.in_threads(work, [5, 0, 9, 1])) == [5, 0, 9, 1]
+    begun.clear()
+    with pytest.raises(ValueError, match="the third"):
+        list(system.in_threads(work, [3, *range(4, 2000)]))
+    assert len(begun) < 1000

@@ -74,6 +74,7 @@ OF_BENCHES = {  # what is measured of the product, not of a training
     "cmif_figure4": "bench/split_decoder.py",
     "covariant": "bench/covariant.py",
     "covariant_utility": "bench/covariant.py",
+    "gpu": "bench/gpu.py",
     "performance": "bench/performance.py",
     "pruned_spans": "bench/pruned_spans.py",
     "span_membership": "bench/span_membership.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from milkglass.errors import Busy, MilkglassError
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
-from milkglass.server.inference.generator import Generator, Sequence
+from milkglass.server.inference.generator import Generator, Sequence, likeliest_ids
 from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
 from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw
 from tests import tiny
@@ -346,3 +347,9 @@ def test_the_least_share_of_the_likeliest() -> None:
     rng = torch.Generator().manual_seed(0)
     assert {draw(logits, SamplingParams(min_p=0.4), rng) for _ in range(100)} == {0, 1}
     assert {draw(logits, SamplingParams(min_p=0.9), rng) for _ in range(100)} == {0}
+
+
+def test_the_likeliest_ids_of_all_rows_and_which_rows_are_not_finite() -> None:
+    nothing, some, broken = [-math.inf] * 3, [-math.inf, 1.0, 0.5], [0.0, math.nan, 1.0]
+    rows = torch.tensor([[0.0, 2.0, 2.0], nothing, some, broken])
+    assert likeliest_ids(rows) == [1, None, 1, None]

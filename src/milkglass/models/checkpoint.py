@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
 from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
+from milkglass.system import in_threads
 
 if TYPE_CHECKING:
     import torch
@@ -106,17 +107,23 @@ class Checkpoint:
 
     def digest(self, progress: Progress | None = None) -> str:
         """Returns `sha256:...` over each tensor's name, dtype, shape and bytes, which does not depend on the shards."""
-        from milkglass.models.safetensors_file import read_bytes
-
-        progress, hasher = progress or no_progress, hashlib.sha256()
-        for name in sorted(self.tensors):
+        progress, hasher, names = progress or no_progress, hashlib.sha256(), sorted(self.tensors)
+        tensor_digests = in_threads(_tensor_digest, [self.tensors[name] for name in names])
+        for name, tensor_digest in zip(names, tensor_digests, strict=True):
             ref = self.tensors[name]
-            tensor_hasher = hashlib.sha256()
-            for chunk in read_bytes(ref):
-                tensor_hasher.update(chunk)
-                progress(len(chunk))
-            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), tensor_hasher.hexdigest()]).encode())
+            hasher.update(json.dumps([name, ref.dtype, list(ref.shape), tensor_digest]).encode())
+            progress(ref.bytes)
         return f"sha256:{hasher.hexdigest()}"
+
+
+def _tensor_digest(ref: TensorRef) -> str:
+    """Returns the SHA-256 of a tensor's bytes in hex."""
+    from milkglass.models.safetensors_file import read_bytes
+
+    hasher = hashlib.sha256()
+    for chunk in read_bytes(ref):
+        hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def _hint(folder: Path) -> str:

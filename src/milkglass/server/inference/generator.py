@@ -129,6 +129,16 @@ def not_finite_error() -> ModelFailed:
     return ModelFailed("the model returns numbers that are not finite", "were its weights damaged or mixed up?")
 
 
+def likeliest_ids(logits: torch.Tensor) -> list[int | None]:
+    """Returns the likeliest id of each row of logits (rows, n), None of one that is not finite.
+
+    All rows are asked at once: on a GPU each question waits for the device.
+    """
+    unusable = ~torch.isfinite(logits).any(-1) | torch.isnan(logits).any(-1)
+    answers = torch.where(unusable, -1, logits.argmax(-1)).tolist()
+    return [None if likeliest < 0 else likeliest for likeliest in answers]
+
+
 def as_known_error(error: Exception) -> MilkglassError:
     """Turns a failure into an error for the caller. Only its place is logged: its message may quote ids."""
     log.error("model: %s", place_of(error))
@@ -167,13 +177,18 @@ class Sequence:
         self.cancelled = True
         self.on_error(error)
 
-    def sample(self, logits: torch.Tensor) -> int | None:
-        """Draws the next id from logits (n,) and reports it. None: this was the last one."""
-        if not torch.isfinite(logits).any() or torch.isnan(logits).any():
+    def sample(self, logits: torch.Tensor, likeliest: int | None) -> int | None:
+        """Draws the next id from logits (n,) and reports it. None: this was the last one.
+
+        Args:
+            likeliest: the id with the greatest of these logits. None: they are not finite.
+        """
+        if likeliest is None:
             self.fail(not_finite_error())
             return None
         try:
-            token = draw(self._adjust(logits), self.sampling, self.rng)
+            is_plain = self.sampling.is_greedy and not self.sampling.changes_logits
+            token = likeliest if is_plain else draw(self._adjust(logits), self.sampling, self.rng)
             if self.sampling.logprobs is not None:
                 self.logprobs = top_logprobs(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
@@ -222,7 +237,8 @@ class Scheduler:
 
     def accept(self, logits: torch.Tensor) -> None:
         """Draws the next id of every running sequence from logits (rows, n). Those that end leave."""
-        ids = [sequence.sample(row) for sequence, row in zip(self.running, logits, strict=True)]
+        rows = zip(self.running, logits, likeliest_ids(logits), strict=True)
+        ids = [sequence.sample(row, likeliest) for sequence, row, likeliest in rows]
         self.newest = [-1 if token is None else token for token in ids]
         self._end([token is not None for token in ids])
 

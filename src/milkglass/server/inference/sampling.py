@@ -43,6 +43,11 @@ class SamplingParams:
     logprobs: int | None = None
 
     @property
+    def is_greedy(self) -> bool:
+        """Returns whether the likeliest id is taken."""
+        return self.temperature < MIN_TEMPERATURE
+
+    @property
     def changes_logits(self) -> bool:
         return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
 
@@ -55,7 +60,7 @@ def seeded_generator(sampling: SamplingParams) -> torch.Generator:
 
 def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
     """Returns the next id from logits (v,)."""
-    if sampling.temperature < MIN_TEMPERATURE:
+    if sampling.is_greedy:
         return int(logits.argmax())
     scaled = logits.float().cpu()
     scaled = (scaled - scaled.max()) / sampling.temperature  # in this order: nothing can become infinite minus infinite

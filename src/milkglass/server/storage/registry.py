@@ -24,6 +24,7 @@ from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage.store import ModelRecord, Store
 from milkglass.server.storage.uploads import Locks, Uploads
+from milkglass.system import in_threads
 
 
 class BaseModels:
@@ -221,7 +222,9 @@ class Registry:
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
-        digests = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
+        unknown = [file for file in checkpoint.files if file.name not in sha256]
+        made = {file.name: digest for file, digest in zip(unknown, in_threads(files.sha256, unknown), strict=True)}
+        digests = {file.name: sha256.get(file.name) or made[file.name] for file in checkpoint.files}
         model = ModelRecord(id=model_id, **asdict(facts), sha256=digests, job=job, parent=parent, delta=delta)
         target = self.folder(model_id)
         if folder != target:
