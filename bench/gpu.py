@@ -2,7 +2,8 @@
 
     python bench/gpu.py OUT --texts sst2/train.tsv --chats alpaca.jsonl --tokenizer FOLDER [--shape 8b] [--only PART]
 
-OUT/gpu.json has the figures, and is written again after each one, so that a run that is stopped keeps what it has.
+OUT/gpu.json has the figures, and is written again after each one, so that a run that is stopped keeps what it has. The
+figures of other parts stay in it if the same commit measured them on the same machine.
 Parts, in order:
 
     attacks  seconds of each attack on MiniLM under ObfusLM, on the processor and on the GPU
@@ -25,18 +26,25 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from milkglass.experiments.record import ResultRecord
+from milkglass.errors import MilkglassError
+from milkglass.experiments.record import ResultRecord, read
 from milkglass.experiments.runs import now
+
+if TYPE_CHECKING:
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.threat.attack import Attack
+    from milkglass.threat.defence import Client, Server
 
 MILKGLASS = (sys.executable, "-m", "milkglass.cli.main")
 SHAPES: Mapping[str, Mapping[str, int]] = {
@@ -64,10 +72,15 @@ class Figures:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path, self.about, self.records = path, about, list[ResultRecord]()
+        if path.is_file():
+            stored = json.loads(path.read_text("utf-8"))
+            if {name: value for name, value in stored.items() if name != "figures"} == about:
+                self.records = read(stored)
 
     def add(self, measure: str, value: float, **parts: str) -> None:
         """Adds a figure and writes the file. `parts` are fields of the record, such as its attack."""
-        self.records.append(ResultRecord(measure=measure, value=value, **parts))  # type: ignore[arg-type]
+        added = ResultRecord(measure=measure, value=value, **parts)  # type: ignore[arg-type]
+        self.records = [record for record in self.records if record.name != added.name] + [added]
         document = {**self.about, "figures": [record.to_json() for record in self.records]}
         self.path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         print(self.records[-1].name, value, flush=True)
@@ -87,12 +100,10 @@ def attacks(asked: argparse.Namespace, figures: Figures) -> None:
 
 
 def attacked(name: str, texts: list[str]) -> dict[str, float]:
-    """Returns seconds of processor and clock of one attack, and what it reads of the tokens in percent."""
+    """Returns the seconds, by the clock, of an audit with one attack, and which share of the tokens it reads."""
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.attacks.hidden_states.invbert import InvBert
     from milkglass.defences.obfuscated_tables import TableDefence
-    from milkglass.lab import audit_defence
-    from milkglass.metrics.interval import Interval
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.schemes.obfuslm import ObfusLM
@@ -101,16 +112,25 @@ def attacked(name: str, texts: list[str]) -> dict[str, float]:
     attack = InvBert(epochs=1) if name == "invbert" else ATTACKS[name]
     base = Checkpoint.open(resolve("demo:minilm"))
     corpus = LabelledTexts(tuple(texts[PRIVATE:]), tuple([0, 1] * (PUBLIC // 2)))
-    work = Path("gpu-attacked")
-    shutil.rmtree(work, ignore_errors=True)
-    client, server = TableDefence(ObfusLM(k=10, epsilon=0.1)).split(base, corpus, bytes(range(32)), work)
+    defence, secret = TableDefence(ObfusLM(k=10, epsilon=0.1)), bytes(range(32))
+    with tempfile.TemporaryDirectory(prefix="milkglass-bench-") as work:
+        client, server = defence.split(base, corpus, secret, Path(work) / "server")
+        return _audited(base, client, server, texts, name, attack)
+
+
+def _audited(
+    base: Checkpoint, client: Client, server: Server, texts: list[str], name: str, attack: Attack
+) -> dict[str, float]:
+    """Returns what `attacked` does, for halves that were split already."""
+    from milkglass.lab import audit_defence
+    from milkglass.metrics.interval import Interval
+
     began = time.perf_counter()
     audit = audit_defence(base, client, server, texts[:PRIVATE], texts[PRIVATE:], attacks={name: attack}, budget="30m")
     spent = time.perf_counter() - began
     found = [cell.measures["tokens top-1"] for cell in audit.cells if "tokens top-1" in (cell.measures or {})]
-    read = [one.value if isinstance(one, Interval) else one for one in found]
-    shutil.rmtree(work, ignore_errors=True)
-    return {"seconds": round(spent, 2), "tokens top-1": round(float(max(read, default=-1.0)), 4)}
+    shares = [one.value if isinstance(one, Interval) else one for one in found]
+    return {"seconds": round(spent, 2), **({"tokens top-1": round(float(max(shares)), 4)} if shares else {})}
 
 
 # --- a decoder --------------------------------------------------------------------------------------------------------
@@ -118,9 +138,11 @@ def decoder(asked: argparse.Namespace) -> Path:
     """Returns a Llama of the shape with random weights. Rows of its table lie in clusters, as a trained one's do."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    out: Path = asked.out / "llama"
-    if (out / "config.json").is_file():
+    out: Path = asked.out / f"llama-{asked.shape}"
+    if out.is_dir():
         return out
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = LlamaConfig(
         vocab_size=128_256, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=False,
@@ -136,10 +158,10 @@ def decoder(asked: argparse.Namespace) -> Path:
             rows = centres[torch.randint(0, len(centres), (size,))] + 0.7 * torch.randn(size, width)
             model.model.embed_tokens.weight.copy_(rows * 0.02)
     torch.set_default_dtype(torch.float32)
-    model.save_pretrained(out, max_shard_size="5GB")
+    model.save_pretrained(partial, max_shard_size="5GB")
     for file in asked.tokenizer.iterdir():
-        shutil.copy(file, out / file.name)
-    return out
+        shutil.copy(file, partial / file.name)
+    return partial.rename(out)
 
 
 # --- a step of fine-tuning --------------------------------------------------------------------------------------------
@@ -324,7 +346,10 @@ def _server(out: Path, home: Path, model: Path) -> Iterator[str]:
             yield url
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(60)
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _timed(command: list[Any], out: Path) -> float:
@@ -377,7 +402,7 @@ def main() -> int:
     for name in asked.only:
         try:
             PARTS[name](asked, figures)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:  # the other parts still run
+        except (RuntimeError, OSError, MilkglassError, subprocess.TimeoutExpired) as error:  # the other parts still run
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             failed = 1
     return failed

@@ -23,10 +23,11 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from milkglass import device, files, system
 from milkglass.errors import MilkglassError, UsageError
@@ -38,12 +39,12 @@ from milkglass.experiments.reproduce import KINDS, reproduce
 from milkglass.experiments.runs import RunFolder, commits_of, now
 
 ROOT = Path(__file__).parents[2]
-MINUTES = 8.0  # of a piece
-GRACE = 90.0  # seconds in which a stopped piece keeps its steps
-USUAL = 2  # trainings side by side, as `milkglass reproduce` has them
-TURNS = 3  # in a row without an end, after which a piece whose state cannot be kept is given up
-UNSAID = RecipeNeeds(memory=2.0, device=4.0)  # of a recipe that does not say it
-STATE = "state.json"
+PIECE_MINUTES = 8.0  # of a piece
+STOP_SECONDS = 90.0  # seconds in which a stopped piece keeps its steps
+TRAININGS_AT_ONCE = 2  # trainings side by side, as `milkglass reproduce` has them
+MAX_TURNS = 3  # in a row without an end, after which a piece whose state cannot be kept is given up
+DEFAULT_NEEDS = RecipeNeeds(memory=2.0, device=4.0)  # of a recipe that does not say it
+STATE_FILE = "state.json"
 
 
 @dataclass(frozen=True)
@@ -55,35 +56,43 @@ class Piece:
         cell: the number of a cell. None: the whole recipe.
         needs: of the recipe, at each moment.
         cores: that it takes. Trainings side by side take half a core each: they are graded one by one afterwards.
+        at_once: how many of the recipe's own trainings run side by side.
     """
 
     recipe: str
     cell: int | None
     needs: RecipeNeeds = field(compare=False)
     cores: int = 1
+    at_once: int = 1
 
     @property
     def name(self) -> str:
-        return called(self.recipe) if self.cell is None else f"{called(self.recipe)}-{self.cell:03d}"
+        return result_name(self.recipe) if self.cell is None else f"{result_name(self.recipe)}-{self.cell:03d}"
 
 
 @dataclass
-class Turns:
-    """What became of a piece. `state` is "waiting", "done" or "failed"."""
+class PieceState:
+    """The state of a piece. `state` is "waiting", "done" or "failed"."""
 
     state: str = "waiting"
     turns: int = 0
     minutes: float = 0.0
-    words: str = ""
+    message: str = ""
 
 
-def called(recipe: str) -> str:
+def _stored_state(stored: Mapping[str, Any]) -> PieceState:
+    """Returns the state that a file has, which older code may have written with other fields."""
+    names = {one.name for one in fields(PieceState)}
+    return PieceState(**{name: value for name, value in stored.items() if name in names})
+
+
+def result_name(recipe: str) -> str:
     """Returns the name of a recipe's results."""
     base = Path(recipe.removesuffix(QUICK)).name.removesuffix(".toml")
     return base + (QUICK if recipe.endswith(QUICK) else "")
 
 
-def opened(name: str) -> tuple[Path, bool, Recipe]:
+def open_recipe(name: str) -> tuple[Path, bool, Recipe]:
     """Returns a recipe's file, whether it is run quick, and the recipe. Raises UsageError."""
     quick, base = name.endswith(QUICK), name.removesuffix(QUICK)
     path = Path(base) if base.endswith(".toml") else ROOT / "recipes" / f"{base}.toml"
@@ -93,47 +102,50 @@ def opened(name: str) -> tuple[Path, bool, Recipe]:
     return path, quick, kind.read(path, quick)
 
 
-def pieces_of(names: Sequence[str]) -> list[Piece]:
-    """Returns all pieces, cells before their recipe."""
+def split_into_pieces(names: Sequence[str], free: FreeResources) -> list[Piece]:
+    """Returns all pieces, cells before their recipe. `free` is what the machine has."""
     result = []
     for name in names:
-        _, _, recipe = opened(name)
+        _, _, recipe = open_recipe(name)
         needs = from_entries(RecipeNeeds, recipe.needs)
         if isinstance(recipe, Comparison):
             result += [Piece(name, cell, needs) for cell in range(len(recipe.places))]
-        at_once = _at_once(recipe)
-        result.append(Piece(name, None, _needs_of(needs, at_once), max(1, at_once // 2)))
+        result.append(_whole(name, recipe, needs, free))
     return result
 
 
-def _at_once(recipe: Recipe) -> int:
-    """Returns how many of a recipe's own trainings run side by side. Those of a comparison are pieces."""
-    return min(len(recipe.variants), system.cores()) if isinstance(recipe, FineTuning) else 1
+def _whole(name: str, recipe: Recipe, needs: RecipeNeeds, free: FreeResources) -> Piece:
+    """Returns the piece of a whole recipe, with as many of its own trainings side by side as the machine holds.
+
+    Those of a comparison are pieces.
+    """
+    if not isinstance(recipe, FineTuning):
+        return Piece(name, None, needs)
+    most = min(len(recipe.variants), free.cores)
+    sizes = (Piece(name, None, _needs_of(needs, size), max(1, size // 2), size) for size in range(most, 0, -1))
+    return next((piece for piece in sizes if free.holds(piece)), Piece(name, None, needs))
 
 
 def _needs_of(needs: RecipeNeeds, at_once: int) -> RecipeNeeds:
-    """Returns what so many trainings need. A recipe says it for `USUAL` of them side by side."""
-    factor = max(1.0, at_once / USUAL)
-    return replace(
-        needs,
-        memory=None if needs.memory is None else needs.memory * factor,
-        device=None if needs.device is None else needs.device * factor,
-    )
+    """Returns what so many trainings need. A recipe says it for `TRAININGS_AT_ONCE` of them side by side."""
+    factor, usual = max(1.0, at_once / TRAININGS_AT_ONCE), DEFAULT_NEEDS
+    memory, on_device = needs.memory or usual.memory or 0, needs.device or usual.device or 0
+    return replace(needs, memory=memory * factor, device=on_device * factor)
 
 
-def ready(pieces: Sequence[Piece], turns: dict[str, Turns]) -> list[Piece]:
+def runnable(pieces: Sequence[Piece], states: dict[str, PieceState]) -> list[Piece]:
     """Returns the waiting pieces whose cells are done or given up, those with the fewest turns first."""
-    waiting = {piece.recipe for piece in pieces if piece.cell is not None and turns[piece.name].state == "waiting"}
+    waiting = {piece.recipe for piece in pieces if piece.cell is not None and states[piece.name].state == "waiting"}
     free = [
         piece
         for piece in pieces
-        if turns[piece.name].state == "waiting" and (piece.cell is not None or piece.recipe not in waiting)
+        if states[piece.name].state == "waiting" and (piece.cell is not None or piece.recipe not in waiting)
     ]
-    return sorted(free, key=lambda piece: turns[piece.name].turns)
+    return sorted(free, key=lambda piece: states[piece.name].turns)
 
 
 @dataclass
-class Room:
+class FreeResources:
     """What is left of the machine, in GB; a device of None is the processor."""
 
     memory: float
@@ -141,37 +153,37 @@ class Room:
     cores: int
 
     @classmethod
-    def here(cls) -> Room:
+    def here(cls) -> FreeResources:
         memory, free = system.memory_bytes(available=True), device.memory_bytes(free=True)
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
     def holds(self, piece: Piece) -> bool:
         needs = piece.needs
-        on_device = self.device is None or self.device >= (needs.device or UNSAID.device or 0)
-        return self.cores >= piece.cores and on_device and self.memory >= (needs.memory or UNSAID.memory or 0)
+        on_device = self.device is None or self.device >= (needs.device or DEFAULT_NEEDS.device or 0)
+        return self.cores >= piece.cores and on_device and self.memory >= (needs.memory or DEFAULT_NEEDS.memory or 0)
 
     def take(self, piece: Piece, sign: int = 1) -> None:
         needs = piece.needs
         self.cores -= sign * piece.cores
-        self.memory -= sign * (needs.memory or UNSAID.memory or 0)
+        self.memory -= sign * (needs.memory or DEFAULT_NEEDS.memory or 0)
         if self.device is not None:
-            self.device -= sign * (needs.device or UNSAID.device or 0)
+            self.device -= sign * (needs.device or DEFAULT_NEEDS.device or 0)
 
 
 class Runner:
-    """Runs pieces. `turns` is stored after each, so that another start goes on."""
+    """Runs pieces. `states` is stored after each, so that another start goes on."""
 
     def __init__(self, pieces: Sequence[Piece], data: Path, out: Path, minutes: float) -> None:
         self.pieces, self.data, self.out, self.minutes = pieces, data, out, minutes
-        self.turns = {piece.name: Turns() for piece in pieces}
-        if (out / STATE).is_file():
-            known = json.loads((out / STATE).read_text("utf-8"))
-            self.turns |= {name: Turns(**known[name]) for name in self.turns.keys() & known.keys()}
-        for one in self.turns.values():
-            if one.state == "failed":  # what failed is tried again
-                one.state, one.turns = "waiting", 0
+        self.states = {piece.name: PieceState() for piece in pieces}
+        if (out / STATE_FILE).is_file():
+            known = json.loads((out / STATE_FILE).read_text("utf-8"))
+            self.states |= {name: _stored_state(known[name]) for name in self.states.keys() & known.keys()}
+        for state in self.states.values():
+            if state.state == "failed":  # what failed is tried again
+                state.state, state.turns = "waiting", 0
         self.running: dict[Piece, tuple[subprocess.Popen[bytes], float]] = {}
-        self.room = Room.here()
+        self.free = FreeResources.here()
 
     def run(self, until: float) -> bool:
         """Runs until all is done or the time is over, and returns whether all is done."""
@@ -189,30 +201,32 @@ class Runner:
                 child.terminate()
             for piece in [*self.running]:
                 self._stop(piece)
-        return all(one.state == "done" for one in self.turns.values())
+        return all(state.state == "done" for state in self.states.values())
 
     def command(self, piece: Piece) -> list[str]:
         cell = "-" if piece.cell is None else str(piece.cell)
-        return [sys.executable, __file__, "piece", piece.recipe, cell, str(self.data), str(self.out)]
+        return [
+            sys.executable, __file__, "piece", piece.recipe, cell, str(self.data), str(self.out), str(piece.at_once)
+        ]  # fmt: skip
 
     def _begin(self, until: float) -> None:
-        for piece in ready(self.pieces, self.turns):
+        for piece in runnable(self.pieces, self.states):
             if piece in self.running:
                 continue
-            if not self.room.holds(piece):
+            if not self.free.holds(piece):
                 if self.running:
                     continue
                 self._end(piece, "failed", f"it needs more than this machine has: {asdict(piece.needs)}")
                 continue
             log = self.out / "logs" / f"{piece.name}.log"
             log.parent.mkdir(exist_ok=True)
-            with log.open("ab") as words:
+            with log.open("ab") as log_file:
                 child = subprocess.Popen(
-                    self.command(piece), stdin=subprocess.PIPE, stdout=words, stderr=words,
+                    self.command(piece), stdin=subprocess.PIPE, stdout=log_file, stderr=log_file,
                     start_new_session=True,
                     env={"OMP_NUM_THREADS": "1", **os.environ},
                 )  # fmt: skip
-            self.room.take(piece)
+            self.free.take(piece)
             self.running[piece] = child, time.monotonic()
 
     def _look(self, piece: Piece, until: float) -> None:
@@ -222,8 +236,8 @@ class Runner:
             if time.monotonic() > min(begun + 60 * self.minutes, until):
                 self._stop(piece)
             return
-        words = "" if code == 0 else _last_line(self.out / "logs" / f"{piece.name}.log")
-        self._close(piece, "done" if code == 0 else "failed", words)
+        message = "" if code == 0 else _last_line(self.out / "logs" / f"{piece.name}.log")
+        self._close(piece, "done" if code == 0 else "failed", message)
 
     def _stop(self, piece: Piece) -> None:
         """Stops a piece, which keeps what it can, and puts it back."""
@@ -231,39 +245,40 @@ class Runner:
         with suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
         try:
-            code = child.wait(GRACE)
+            code = child.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
         if code == 0:
             self._close(piece, "done", "")
-        elif self.turns[piece.name].turns + 1 >= TURNS and not _keeps(piece):
+        elif self.states[piece.name].turns + 1 >= MAX_TURNS and not _keeps_its_steps(piece):
             self._close(piece, "failed", f"it does not end within {self.minutes:g} minutes, and keeps no steps")
         else:
             self._close(piece, "waiting", "")
 
-    def _close(self, piece: Piece, state: str, words: str) -> None:
+    def _close(self, piece: Piece, state: str, message: str) -> None:
         child, begun = self.running.pop(piece)
         if child.stdin is not None:
             child.stdin.close()
-        self.room.take(piece, -1)
-        self.turns[piece.name].minutes += (time.monotonic() - begun) / 60
-        self._end(piece, state, words)
+        self.free.take(piece, -1)
+        self.states[piece.name].minutes += (time.monotonic() - begun) / 60
+        self._end(piece, state, message)
 
-    def _end(self, piece: Piece, state: str, words: str) -> None:
-        one = self.turns[piece.name]
-        one.state, one.words, one.turns = state, words, one.turns + 1
-        table = {name: {**asdict(turn), "minutes": round(turn.minutes, 2)} for name, turn in self.turns.items()}
-        files.write(self.out / STATE, json.dumps(table, indent=1) + "\n")
-        done = sum(turn.state == "done" for turn in self.turns.values())
+    def _end(self, piece: Piece, state: str, message: str) -> None:
+        ended = self.states[piece.name]
+        ended.state, ended.message, ended.turns = state, message, ended.turns + 1
+        table = {name: {**asdict(state), "minutes": round(state.minutes, 2)} for name, state in self.states.items()}
+        files.write(self.out / STATE_FILE, json.dumps(table, indent=1) + "\n")
+        done = sum(piece_state.state == "done" for piece_state in self.states.values())
         print(
-            f"{done} of {len(self.turns)}  {piece.name}: {state}, {one.minutes:.1f} min  {words}".rstrip(), flush=True
+            f"{done} of {len(self.states)}  {piece.name}: {state}, {ended.minutes:.1f} min  {message}".rstrip(),
+            flush=True,
         )
 
 
-def _keeps(piece: Piece) -> bool:
+def _keeps_its_steps(piece: Piece) -> bool:
     """Returns whether the work of a stopped turn is kept. It is, but for halves, which are trained at one go."""
-    _, _, recipe = opened(piece.recipe)
+    _, _, recipe = open_recipe(piece.recipe)
     if piece.cell is None or not isinstance(recipe, Comparison):
         return True
     return "encoder" not in recipe.defences[recipe.places[piece.cell][1]]
@@ -284,11 +299,11 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def piece(recipe: str, cell: str, data: Path, out: Path) -> None:
-    """Runs one piece in this process."""
+def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
+    """Runs one piece in this process, with so many of a recipe's own trainings side by side."""
     _end_with_parent()
-    path, quick, read = opened(recipe)
-    say = lambda words: print(words, flush=True)  # noqa: E731
+    path, quick, read = open_recipe(recipe)
+    say = lambda line: print(line, flush=True)  # noqa: E731
     cache = files.private_dir(out / "cache")
     if cell != "-":
         assert isinstance(read, Comparison)
@@ -297,8 +312,8 @@ def piece(recipe: str, cell: str, data: Path, out: Path) -> None:
             Cells.of(read, data, [place]).trained(place, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
-        run, shared = out / "runs" / called(recipe), cache if read.cached else None
-        result = reproduce(path, data, run, quick, _at_once(read), say, shared)
+        run, shared = out / "runs" / result_name(recipe), cache if read.cached else None
+        result = reproduce(path, data, run, quick, at_once, say, shared)
     (out / "results").mkdir(exist_ok=True)
     shutil.copyfile(result, out / "results" / result.name)
 
@@ -333,7 +348,7 @@ def collect(out: Path, target: Path) -> Iterator[str]:
         yield f"{path.name}: {target / path.name}"
 
 
-def planned(path: Path, only: Sequence[str]) -> list[str]:
+def recipes_of_plan(path: Path, only: Sequence[str]) -> list[str]:
     """Returns the recipes of a plan, in its order. Raises UsageError."""
     try:
         names = tomllib.loads(path.read_text("utf-8"))["recipes"]
@@ -346,12 +361,12 @@ def planned(path: Path, only: Sequence[str]) -> list[str]:
     return [name for name in names if not only or name in only]
 
 
-def main(words: Sequence[str]) -> int:
-    if words[:1] == ["piece"]:
-        piece(words[1], words[2], Path(words[3]), Path(words[4]))
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["piece"]:
+        piece(arguments[1], arguments[2], Path(arguments[3]), Path(arguments[4]), int(arguments[5]))
         return 0
-    if words[:1] == ["collect"]:
-        for line in collect(Path(words[1]), ROOT / "recipes" / "results"):
+    if arguments[:1] == ["collect"]:
+        for line in collect(Path(arguments[1]), ROOT / "recipes" / "results"):
             print(line)
         return 0
     parser = argparse.ArgumentParser(description="Run recipes on one GPU as pieces, side by side where they fit.")
@@ -359,14 +374,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which it stops, to be gone on with")
-    parser.add_argument("--piece-minutes", type=float, default=MINUTES)
+    parser.add_argument("--piece-minutes", type=float, default=PIECE_MINUTES)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(arguments)
     commit = clean_commit()
     if not asked.data.is_dir():
         raise UsageError(f"there is no folder {asked.data}", "give the folder with the recipes' data")
     out = files.private_dir(asked.out.absolute())
-    pieces = pieces_of(planned(asked.plan, asked.only))
+    pieces = split_into_pieces(recipes_of_plan(asked.plan, asked.only), FreeResources.here())
     runner = Runner(pieces, asked.data.absolute(), out, asked.piece_minutes)
     print(f"{len(pieces)} pieces of commit {commit} on {device.current()}", flush=True)
     with system.stoppable():

@@ -199,6 +199,11 @@ def test_without_attacks_a_cells_answers_are_enough(
     expected = {name: value for name, value in measured(done[1]).items() if name.startswith("accuracy, small")}
     assert expected.items() <= measured(found).items()
     assert not list(carried.glob("*/job"))  # nothing was trained
+    path = next(iter(carried.glob("*/figures.json")))
+    stored = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**stored, "figures": {"accuracy": -1.0}}), "utf-8")
+    found = json.loads(reproduce(recipe, data, tmp_path / "attacked", quick=True, cache=carried).read_text("utf-8"))
+    assert -1.0 not in measured(found).values()  # answers and attacked model are of one training
 
 
 def test_halves_are_trained_with_the_settings_of_the_cells_beside_them() -> None:

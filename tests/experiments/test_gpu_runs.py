@@ -76,8 +76,8 @@ class Scripted(run.Runner):  # type: ignore[misc, name-defined]
     def command(self, piece: Any) -> list[str]:
         return [sys.executable, "-c", self.programs[piece.recipe]]
 
-    def states(self) -> dict[str, str]:
-        return {name: one.state for name, one in self.turns.items()}
+    def outcomes(self) -> dict[str, str]:
+        return {name: one.state for name, one in self.states.items()}
 
 
 STEP = """
@@ -93,8 +93,8 @@ def test_a_piece_is_stopped_after_its_minutes_and_goes_on(tmp_path: Path) -> Non
     runner = Scripted({"slow": STEP.format(path=str(tmp_path / "slow")), "quick": "pass"}, tmp_path, 1.5 / 60)
     assert runner.run(time.monotonic() + 60)
     assert (tmp_path / "slow").read_text() == "xxx"
-    assert runner.turns["slow"].turns == 3
-    assert runner.turns["quick"].turns == 1
+    assert runner.states["slow"].turns == 3
+    assert runner.states["quick"].turns == 1
 
 
 def test_what_fails_is_said_and_tried_again_by_the_next_start(tmp_path: Path) -> None:
@@ -103,18 +103,18 @@ def test_what_fails_is_said_and_tried_again_by_the_next_start(tmp_path: Path) ->
     )
     runner = Scripted({"a": once, "b": "pass"}, tmp_path)
     assert not runner.run(time.monotonic() + 60)
-    assert runner.states() == {"a": "failed", "b": "done"}
-    assert "no" in runner.turns["a"].words
+    assert runner.outcomes() == {"a": "failed", "b": "done"}
+    assert "no" in runner.states["a"].message
     again = Scripted({"a": once, "b": "raise SystemExit(1)"}, tmp_path)  # what is done is not run again
     assert again.run(time.monotonic() + 60)
 
 
 def test_what_keeps_no_steps_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_keeps", lambda piece: False)
+    monkeypatch.setattr(run, "_keeps_its_steps", lambda piece: False)
     runner = Scripted({"a": "import time; time.sleep(60)"}, tmp_path, 0.5 / 60)
     assert not runner.run(time.monotonic() + 60)
-    assert runner.turns["a"].turns == run.TURNS
-    assert "does not end within" in runner.turns["a"].words
+    assert runner.states["a"].turns == run.MAX_TURNS
+    assert "does not end within" in runner.states["a"].message
 
 
 def test_a_recipe_waits_for_its_cells(tmp_path: Path) -> None:
@@ -124,15 +124,18 @@ def test_a_recipe_waits_for_its_cells(tmp_path: Path) -> None:
         run.Piece("r", None, NEEDS),
         run.Piece("s", None, NEEDS),
     ]
-    turns = {piece.name: run.Turns() for piece in pieces}
-    assert [one.name for one in run.ready(pieces, turns)] == ["r-000", "r-001", "s"]
-    turns["r-000"].state, turns["r-001"].state = "done", "failed"
-    turns["s"].turns = 1
-    assert [one.name for one in run.ready(pieces, turns)] == ["r", "s"]
+    states = {piece.name: run.PieceState() for piece in pieces}
+    assert [one.name for one in run.runnable(pieces, states)] == ["r-000", "r-001", "s"]
+    states["r-000"].state, states["r-001"].state = "done", "failed"
+    states["s"].turns = 1
+    assert [one.name for one in run.runnable(pieces, states)] == ["r", "s"]
 
 
 def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, small = run.Room(memory=10, device=6, cores=16), run.Piece("a", None, RecipeNeeds(memory=3, device=3))
+    room, small = (
+        run.FreeResources(memory=10, device=6, cores=16),
+        run.Piece("a", None, RecipeNeeds(memory=3, device=3)),
+    )
     for _ in range(2):
         assert room.holds(small)
         room.take(small)
@@ -140,19 +143,19 @@ def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monk
     room.take(small, -1)
     assert room.holds(small)
     assert not room.holds(run.Piece("b", None, RecipeNeeds(memory=3, device=3), cores=16))  # one core is taken
-    monkeypatch.setattr(run.Room, "here", classmethod(lambda cls: cls(0.001, None, 4)))
+    monkeypatch.setattr(run.FreeResources, "here", classmethod(lambda cls: cls(0.001, None, 4)))
     runner = Scripted({"a": "pass"}, tmp_path)
     assert not runner.run(time.monotonic() + 20)
-    assert "needs more than this machine has" in runner.turns["a"].words
+    assert "needs more than this machine has" in runner.states["a"].message
 
 
 def test_the_plan_names_recipes_that_exist() -> None:
-    names = run.planned(ROOT / "recipes" / "gpu" / "plan.toml", [])
+    names = run.recipes_of_plan(ROOT / "recipes" / "gpu" / "plan.toml", [])
     assert len(names) == len({*names}) > 10
     for name in names:
-        run.opened(name)
+        run.open_recipe(name)
     with pytest.raises(UsageError, match="no such"):
-        run.planned(ROOT / "recipes" / "gpu" / "plan.toml", ["no such"])
+        run.recipes_of_plan(ROOT / "recipes" / "gpu" / "plan.toml", ["no such"])
 
 
 # --- the pack ---------------------------------------------------------------------------------------------------------

@@ -159,8 +159,8 @@ class Comparison(Recipe):
             if pooled := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])
                 run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
-        for place in places if self.attacks else ():
-            cell = ready.trained(place, run)
+        for place, cell in cells.items() if self.attacks else ():
+            assert isinstance(cell, TrainedHalves)
             run.progress(f"{', '.join(map(str, place))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, place))
             attacked = self.attacked_of(self.defences[place[1]])

@@ -111,6 +111,8 @@ def train_cell(
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
     with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
+        if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
+            (folder / ANSWERS_FILE).unlink(missing_ok=True)
         client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
@@ -126,6 +128,12 @@ def graded_cell(
     with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
         stored = _stored_answers(folder)
         return None if stored is None else GradedCell(folder.name, *_answered(stored, problem, folder))
+
+
+def _has_model(folder: Path) -> bool:
+    """Returns whether a cell's model is here, trained. Halves that are trained at their split have no job."""
+    job = folder / "job"
+    return (folder / "client").is_dir() and (not job.exists() or (job / "result").is_dir())
 
 
 def _identity(

@@ -222,9 +222,9 @@ class Registry:
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
-        unknown = [file for file in checkpoint.files if file.name not in sha256]
+        unknown = [file for file in checkpoint.files if not sha256.get(file.name)]
         made = {file.name: digest for file, digest in zip(unknown, in_threads(files.sha256, unknown), strict=True)}
-        digests = {file.name: sha256.get(file.name) or made[file.name] for file in checkpoint.files}
+        digests = {file.name: made[file.name] if file in unknown else sha256[file.name] for file in checkpoint.files}
         model = ModelRecord(id=model_id, **asdict(facts), sha256=digests, job=job, parent=parent, delta=delta)
         target = self.folder(model_id)
         if folder != target:
