@@ -75,7 +75,7 @@ def test_a_larger_budget_goes_on(owner: Owner, tmp_path: Path, monkeypatch: pyte
     first = milkglass.audit_key(*run, budget="0.01s")
     assert first.unfinished and (tmp_path / "audit" / "work").is_dir()
     again = milkglass.audit_key(*run, budget="60s")
-    assert len(again.unfinished) < len(first.unfinished)
+    assert not {*first.unfinished} <= {*again.unfinished}  # which one it ends with is a matter of the machine
 
 
 def test_it_refuses_before_it_works(owner: Owner, texts: Path, tmp_path: Path) -> None:

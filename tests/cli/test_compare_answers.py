@@ -98,13 +98,17 @@ def _settings(rows: ChatRows) -> Any:
     return Hyperparameters(**{"task": "causal-lm", "max_length": 96, **rows.training({})})
 
 
-def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("in_bf16", "rows"), [(True, 8), (False, 6)])  # fp32 takes more memory a token
+def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
+    in_bf16: bool, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milkglass.compare.chat_rows.quick_in_bf16", lambda: in_bf16)
     base = Checkpoint.open(model(tmp_path / "model"))
     found = read(base, written(tmp_path / "rows.jsonl", instructions(150)))
     assert (one := replace(found, longest=512).training({}))["batch_size"] == 1 and one["max_steps"] == 24
     assert replace(found, longest=20).training({})["batch_size"] == 8
     assert found.training({"n_epochs": None, "batch_size": None})["max_steps"] == QUICK.steps
-    assert found.training({"n_epochs": None, "batch_size": None})["batch_size"] == 8
+    assert found.training({"n_epochs": None, "batch_size": None})["batch_size"] == rows
     assert "max_steps" not in found.training({"n_epochs": 2.0})
     few = replace(found, chats=found.chats[:10], extent=Extent(), longest=20)
     assert few.training({})["max_steps"] == 4, "three epochs of 10 rows, 8 at a time"

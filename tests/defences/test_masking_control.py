@@ -58,7 +58,7 @@ def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows())), None, 0)
     setting = ComparisonSettings("demo:minilm", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     client, server = MaskedText().split(base, None, SECRET, tmp_path / "server")
-    cell = TrainedHalves("cell", client, server, server, {}, {}, "", np.empty((0, 0), np.float32))
+    cell = TrainedHalves("cell", {}, {}, "", np.empty((0, 0), np.float32), client, server, server)
     return attackers.reading_of(setting, cell, [], Budget.of_work(600), tmp_path / "work", attacks=CHOSEN)
 
 

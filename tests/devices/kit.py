@@ -17,15 +17,18 @@ import torch
 from milkglass import device
 
 T = TypeVar("T")
-OTHERS = ("cuda",) if torch.cuda.is_available() else ("pretended",)
+if torch.cuda.is_available():
+    OTHERS: tuple[str, ...] = ("cuda",)
+else:  # imported before any gradient is computed: PyTorch asks once which devices there are
+    from tests.devices import pretended
+
+    OTHERS = ("pretended",)
 
 
 @contextmanager
 def on(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chooses a device inside, and checks that something was computed there."""
     if name == "pretended":
-        from tests.devices import pretended
-
         pretended.DONE[0] = 0
         with pretended.pretend_gpu(monkeypatch):
             yield
