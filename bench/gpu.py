@@ -18,33 +18,49 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from frame.child import in_child
+from frame.clustered import clustered
+from frame.rounds import paired
+from parts.fine_tuning import Losses, job_losses, step_seconds, trainer_losses
+from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments, set_seed
 
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.client.data.marked_rows import write_tensors
+from milkglass.defences.obfuscated_tables import TableDefence
+from milkglass.demo.run import Service
+from milkglass.device import DEVICE
+from milkglass.engines.catalogue import ENGINES
+from milkglass.engines.engine import IdsRequest
+from milkglass.engines.upstream import Upstream
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord, read
 from milkglass.experiments.runs import now
-
-if TYPE_CHECKING:
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.threat.attack import Attack
-    from milkglass.threat.defence import Client, Server
+from milkglass.lab import audit_defence
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.rows.examples import read_examples
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.server.jobs import lora
+from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.spec import Hyperparameters
+from milkglass.server.training import load_model
+from milkglass.threat.defence import LabelledTexts
 
 MILKGLASS = (sys.executable, "-m", "milkglass.cli.main")
 SHAPES: Mapping[str, Mapping[str, int]] = {
@@ -56,7 +72,6 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
            "num_key_value_heads": 8},
 }  # fmt: skip
 PASSPHRASE = "correct horse battery staple nine"
-PORT = 8497
 STREAMS = (1, 8, 32)
 TOKENS, PROMPT = 64, 32  # of each stream
 ROUNDS = 3  # of each speed; the first one warms up and is not counted
@@ -89,164 +104,107 @@ class Figures:
 # --- attacks ----------------------------------------------------------------------------------------------------------
 def attacks(asked: argparse.Namespace, figures: Figures) -> None:
     """Times each attack on each device, over the same texts and key."""
-    with asked.texts.open(encoding="utf-8", newline="") as lines:
-        rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        next(rows)
-        texts = list(dict.fromkeys(row[0].strip() for row in rows if len(row[0].split()) > 4))[: PRIVATE + PUBLIC]
+    rows = read_examples(asked.texts)
+    texts = list(dict.fromkeys(row.text for row in rows if len(row.text.split()) > 4))[: PRIVATE + PUBLIC]
     for name in ("cluster-solve", "invbert", "decipherment"):
         for device in ("cuda", "cpu"):
-            for measure, value in _in_child("attacked", {"MILKGLASS_DEVICE": device}, name, texts).items():
-                figures.add(measure, value, attack=name, note=device)
+            seconds, read_share = in_child(attacked, name, device, texts)
+            figures.add("seconds", seconds, attack=name, note=device)
+            figures.add("tokens top-1", read_share, attack=name, note=device)
 
 
-def attacked(name: str, texts: list[str]) -> dict[str, float]:
+def attacked(name: str, device: str, texts: list[str]) -> tuple[float, float]:
     """Returns the seconds, by the clock, of an audit with one attack, and which share of the tokens it reads."""
-    from milkglass.attacks.catalogue import ATTACKS
-    from milkglass.attacks.hidden_states.invbert import InvBert
-    from milkglass.defences.obfuscated_tables import TableDefence
-    from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
-    from milkglass.schemes.obfuslm import ObfusLM
-    from milkglass.threat.defence import LabelledTexts
-
+    os.environ[DEVICE] = device  # of this process, which has computed nothing yet
     attack = InvBert(epochs=1) if name == "invbert" else ATTACKS[name]
     base = Checkpoint.open(resolve("demo:minilm"))
-    corpus = LabelledTexts(tuple(texts[PRIVATE:]), tuple([0, 1] * (PUBLIC // 2)))
-    defence, secret = TableDefence(ObfusLM(k=10, epsilon=0.1)), bytes(range(32))
+    private, public = texts[:PRIVATE], texts[PRIVATE:]
+    corpus = LabelledTexts(tuple(public), tuple([0, 1] * (PUBLIC // 2)))
+    defence = TableDefence(ObfusLM(k=10, epsilon=0.1))
     with tempfile.TemporaryDirectory(prefix="milkglass-bench-") as work:
-        client, server = defence.split(base, corpus, secret, Path(work) / "server")
-        return _audited(base, client, server, texts, name, attack)
-
-
-def _audited(
-    base: Checkpoint, client: Client, server: Server, texts: list[str], name: str, attack: Attack
-) -> dict[str, float]:
-    """Returns what `attacked` does, for halves that were split already."""
-    from milkglass.lab import audit_defence
-    from milkglass.metrics.interval import Interval
-
-    began = time.perf_counter()
-    audit = audit_defence(base, client, server, texts[:PRIVATE], texts[PRIVATE:], attacks={name: attack}, budget="30m")
-    spent = time.perf_counter() - began
-    found = [cell.measures["tokens top-1"] for cell in audit.cells if "tokens top-1" in (cell.measures or {})]
-    shares = [one.value if isinstance(one, Interval) else one for one in found]
-    return {"seconds": round(spent, 2), **({"tokens top-1": round(float(max(shares)), 4)} if shares else {})}
+        client, server = defence.split(base, corpus, bytes(range(32)), Path(work) / "server")
+        began = time.perf_counter()
+        audit = audit_defence(base, client, server, private, public, attacks={name: attack}, budget="30m")
+        spent = time.perf_counter() - began
+    shares = [cell.measures["tokens top-1"].value for cell in audit.cells if cell.state == "done"]
+    return round(spent, 2), round(max(shares), 4)
 
 
 # --- a decoder --------------------------------------------------------------------------------------------------------
 def decoder(asked: argparse.Namespace) -> Path:
     """Returns a Llama of the shape with random weights. Rows of its table lie in clusters, as a trained one's do."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     out: Path = asked.out / f"llama-{asked.shape}"
     if out.is_dir():
         return out
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = LlamaConfig(
         vocab_size=128_256, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=False,
         bos_token_id=128_000, eos_token_id=128_009, pad_token_id=128_004, rope_theta=500_000.0, **SHAPES[asked.shape],
     )  # fmt: skip
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = LlamaForCausalLM(config)
-        size, width = config.vocab_size, config.hidden_size
-        centres = torch.randn(size // 20 + 1, width)
-        with torch.no_grad():
-            rows = centres[torch.randint(0, len(centres), (size,))] + 0.7 * torch.randn(size, width)
-            model.model.embed_tokens.weight.copy_(rows * 0.02)
-    torch.set_default_dtype(torch.float32)
-    model.save_pretrained(partial, max_shard_size="5GB")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(clustered(config.vocab_size, config.hidden_size, torch.bfloat16))
+    model.save_pretrained(unfinished, max_shard_size="5GB")
     for file in asked.tokenizer.iterdir():
-        shutil.copy(file, partial / file.name)
-    return partial.rename(out)
+        shutil.copy(file, unfinished / file.name)
+    return unfinished.rename(out)
 
 
 # --- a step of fine-tuning --------------------------------------------------------------------------------------------
 def step(asked: argparse.Namespace, figures: Figures) -> None:
-    """Times a step of ours and of transformers' Trainer, each twice, in turn."""
-    folder = str(decoder(asked))
-    sides: dict[str, list[float]] = {"ours": [], "trainer": []}
-    for _ in range(2):
-        for side in sides:
-            sides[side] += _in_child("step_seconds", {}, side, folder, str(asked.out / "step"), str(asked.chats))
-            shutil.rmtree(asked.out / "step", ignore_errors=True)
-    for side, spent in sides.items():
-        figures.add("seconds of a step", round(statistics.median(spent), 4), variant=side)
-    figures.add(
-        "step beside the Trainer's", round(statistics.median(sides["ours"]) / statistics.median(sides["trainer"]), 3)
-    )
+    """Times a step of ours and of transformers' Trainer, in turn."""
+    model, work = decoder(asked), asked.out / "step"
+    lengths = [len(line) // 4 for line in asked.chats.read_text("utf-8").splitlines()[: STEPS * BATCH]]
+    ours, trainer = (partial(in_child, side, model, work, lengths) for side in (our_step, trainer_step))
+    sides = paired(ours, trainer, rounds=2, warm=False)
+    for name, spent in zip(("ours", "trainer"), sides, strict=True):
+        figures.add("seconds of a step", round(statistics.median(spent), 4), variant=name)
+    figures.add("step beside the Trainer's", round(statistics.median(sides[0]) / statistics.median(sides[1]), 3))
+    shutil.rmtree(work)
 
 
-def step_seconds(side: str, model: str, work: str, chats: str) -> list[float]:
-    """Returns the seconds of each step after the first ones. Both sides train the same parts on the same rows."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+def settings() -> Hyperparameters:
+    """Returns the settings of both sides. Each step reports its loss, for which it waits for the device."""
+    chosen = {"task": "causal-lm", "max_steps": STEPS, "batch_size": BATCH, "dtype": DTYPE, "logging_steps": 1}
+    return Hyperparameters.model_validate({**chosen, "save_steps": 10_000})
 
-    from milkglass.client.data.marked_rows import write_tensors
-    from milkglass.server import training
-    from milkglass.server.jobs import lora
-    from milkglass.server.jobs.data import Collate, TrainingDataset
-    from milkglass.server.jobs.trainer import Reporter
-    from milkglass.server.spec import Hyperparameters, JobSpec
 
-    folder = Path(work)
-    folder.mkdir(parents=True, exist_ok=True)
-    lengths = [
-        min(256, max(24, len(line) // 4)) for line in Path(chats).read_text("utf-8").splitlines()[: STEPS * BATCH]
-    ]
-    draws = np.random.default_rng(0)
-    ids = [draws.integers(20, 120_000, length).astype(np.int32) for length in lengths]
-    joined = np.concatenate(ids)
-    tensors = {"lengths": np.array(lengths), "input_ids": joined, "token_labels": joined.copy()}
-    write_tensors(folder / "train.safetensors", [tensors])
-    chosen = Hyperparameters.model_validate(
-        {"task": "causal-lm", "max_steps": STEPS, "batch_size": BATCH, "dtype": DTYPE, "logging_steps": 1,
-         "save_steps": 10_000, "max_length": 512}
+def rows_file(work: Path, lengths: list[int]) -> Path:
+    """Writes rows of random ids as the server takes them, and returns their file."""
+    work.mkdir(parents=True, exist_ok=True)
+    draws, sizes = np.random.default_rng(0), np.clip(lengths, 24, 256)
+    ids = draws.integers(20, 120_000, sizes.sum()).astype(np.int32)
+    write_tensors(work / "train.safetensors", [{"lengths": sizes, "input_ids": ids, "token_labels": ids}])
+    return work / "train.safetensors"
+
+
+def our_step(model: Path, work: Path, lengths: list[int]) -> float:
+    """Returns the seconds of a step of a job."""
+    return without_first(job_losses(work / "job", model, rows_file(work, lengths), settings()))
+
+
+def trainer_step(model: Path, work: Path, lengths: list[int]) -> float:
+    """Returns the seconds of a step of a bare Trainer, which trains the same parts of the model on the same rows."""
+    chosen = settings()
+    set_seed(chosen.seed)
+    network = load_model(str(model), chosen)
+    lora.prepare(network, chosen)
+    arguments = TrainingArguments(
+        str(work / "bare"), max_steps=STEPS, per_device_train_batch_size=BATCH, bf16=DTYPE == "bfloat16",
+        seed=chosen.seed, learning_rate=chosen.learning_rate, adam_beta2=chosen.adam_beta2,
+        train_sampling_strategy="group_by_length", logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
-    times: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter())
-            if state.global_step == STEPS:
-                raise _Over
-
-    if side == "ours":
-        spec = JobSpec.model_validate({"model": model, "train": str(folder / "train.safetensors"),
-                                       "hyperparameters": chosen})  # fmt: skip
-        reporter = Reporter(folder)
-        reported = reporter.on_step_end
-
-        def both(*args: Any, **kwargs: Any) -> Any:
-            answer = reported(*args, **kwargs)
-            Clock().on_step_end(*args, **kwargs)
-            return answer
-
-        reporter.on_step_end = both  # type: ignore[method-assign]
-        with suppress(_Over):
-            training.train(folder, spec, reporter)
-    else:
-        set_seed(chosen.seed)
-        network = training.load_model(model, chosen)
-        lora.prepare(network, chosen)
-        rows = TrainingDataset(folder / "train.safetensors", "causal-lm", chosen.max_length)
-        arguments = TrainingArguments(
-            str(folder / "bare"), max_steps=STEPS, per_device_train_batch_size=BATCH, bf16=DTYPE == "bfloat16",
-            seed=chosen.seed, learning_rate=chosen.learning_rate, train_sampling_strategy="group_by_length",
-            logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
-        )  # fmt: skip
-        trainer = Trainer(network, arguments, train_dataset=rows, data_collator=Collate(0), callbacks=[Clock()])
-        with suppress(_Over):
-            trainer.train()
-    return np.diff(times)[SKIPPED:].tolist()  # type: ignore[no-any-return]
+    rows = TrainingDataset(rows_file(work, lengths), "causal-lm", chosen.max_length)
+    losses = trainer_losses(model=network, args=arguments, train_dataset=rows, data_collator=Collate(0))
+    return without_first(losses)
 
 
-class _Over(Exception):
-    """The last step is done: what comes after it is not timed."""
+def without_first(losses: Losses) -> float:
+    """Returns the seconds of a step after the first ones, which warm up."""
+    return step_seconds({number: report for number, report in losses.items() if number > SKIPPED})
 
 
 # --- the main job -----------------------------------------------------------------------------------------------------
@@ -257,34 +215,27 @@ def job(asked: argparse.Namespace, figures: Figures) -> None:
     for old in (scrambled, home):
         shutil.rmtree(old, ignore_errors=True)
     key.unlink(missing_ok=True)
-    figures.add(
-        "seconds of obfuscate", _timed([*MILKGLASS, "obfuscate", model, scrambled, "--key", key, "--delta"], out)
-    )
+    obfuscate = [*MILKGLASS, "obfuscate", model, scrambled, "--key", key, "--delta"]
+    figures.add("seconds of obfuscate", _timed(obfuscate, out))
     size = sum(path.stat().st_size for path in scrambled.iterdir())
     figures.add("GB of the delta", round(size / 1e9, 2))
-    with _server(out, home, model) as url:
-        token = (home / "token").read_text("utf-8").strip()
-        whole = [*MILKGLASS, "upload", scrambled, "--name", "big", "--server", url, "--token-file", home / "token"]
-        figures.add("seconds of upload", _timed(whole, out))
-        asks = [*MILKGLASS, "generate", "big", "My patient has a cough.", "--raw", "--max-tokens", "16", "--key", key,
-                "--server", url, "--token-file", home / "token"]  # fmt: skip
-        figures.add("seconds of the first answer", _timed(asks, out))
+    with Service(home, (model,), out / "serve.log", ("--max-batch", str(max(STREAMS)))) as service:
+        at = ["--server", service.url, "--token-file", home / "token"]
+        figures.add("seconds of upload", _timed([*MILKGLASS, "upload", scrambled, "--name", "big", *at], out))
+        asks = ["big", "My patient has a cough.", "--raw", "--max-tokens", "16", "--key", key]
+        figures.add("seconds of the first answer", _timed([*MILKGLASS, "generate", *asks, *at], out))
         for streams in STREAMS:
-            found = [asyncio.run(_speed(url, token, streams, seed)) for seed in range(ROUNDS)][1:]
-            figures.add("tokens a second", round(statistics.median(speed for speed, _ in found), 1), note=str(streams))
-            figures.add(
-                "seconds to a token", round(statistics.median(first for _, first in found), 3), note=str(streams)
-            )
+            found = [asyncio.run(_speed(service.url, service.token, streams, seed)) for seed in range(ROUNDS)][1:]
+            speed, first = (round(statistics.median(values), 3) for values in zip(*found, strict=True))
+            figures.add("tokens a second", speed, note=str(streams))
+            figures.add("seconds to a token", first, note=str(streams))
     shutil.rmtree(home, ignore_errors=True)
-    for streams, speed in _in_child("own_generate", {}, str(model)).items():
+    for streams, speed in in_child(own_generate, model).items():
         figures.add("tokens a second", speed, variant="transformers", note=str(streams))
 
 
 async def _speed(url: str, token: str, streams: int, seed: int) -> tuple[float, float]:
     """Returns tokens a second over all streams, and the median seconds to a first token."""
-    from milkglass.engines.catalogue import ENGINES
-    from milkglass.engines.engine import IdsRequest
-    from milkglass.engines.upstream import Upstream
 
     upstream, draws = Upstream(ENGINES["milkglass"], url, token), np.random.default_rng(seed)
     made, first = 0, list[float]()
@@ -307,10 +258,8 @@ async def _speed(url: str, token: str, streams: int, seed: int) -> tuple[float, 
     return made / (time.perf_counter() - began), statistics.median(first)
 
 
-def own_generate(folder: str) -> dict[int, float]:
+def own_generate(folder: Path) -> dict[int, float]:
     """Returns tokens a second of transformers' own greedy generate, of as many rows at a time."""
-    from transformers import AutoModelForCausalLM
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     speeds = {}
@@ -329,29 +278,6 @@ def own_generate(folder: str) -> dict[int, float]:
     return speeds
 
 
-@contextmanager
-def _server(out: Path, home: Path, model: Path) -> Iterator[str]:
-    """Runs a server on loopback, and ends it."""
-    options = ["--home", home, "--port", str(PORT), "--base-models", model, "--max-batch", str(max(STREAMS))]
-    environment = {name: value for name, value in os.environ.items() if name != "MILKGLASS_PASSPHRASE"}
-    url = f"http://127.0.0.1:{PORT}"
-    with (out / "serve.log").open("wb") as log:
-        server = subprocess.Popen([*MILKGLASS, "serve", *map(str, options)], stdout=log, stderr=log, env=environment)
-        try:
-            for _ in range(120):
-                with suppress(OSError):
-                    urllib.request.urlopen(f"{url}/health", timeout=1).close()
-                    break
-                time.sleep(0.5)
-            yield url
-        finally:
-            server.send_signal(signal.SIGTERM)
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
-
-
 def _timed(command: list[Any], out: Path) -> float:
     """Returns the seconds of a command. Raises RuntimeError with its last lines if it fails."""
     environment = {**os.environ, "MILKGLASS_PASSPHRASE": PASSPHRASE}
@@ -366,25 +292,10 @@ def _timed(command: list[Any], out: Path) -> float:
     return round(spent, 2)
 
 
-def _in_child(name: str, environment: Mapping[str, str], *values: Any) -> Any:
-    """Returns what a function of this file returns in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "child", name], input=json.dumps(values), text=True, check=False,
-        env={**os.environ, **environment}, stdout=subprocess.PIPE, timeout=SLOW,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{name} failed; what it said is above")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return {int(k) if k.isdigit() else k: v for k, v in answer.items()} if isinstance(answer, dict) else answer
-
-
 PARTS: Mapping[str, Callable[[argparse.Namespace, Figures], None]] = {"attacks": attacks, "step": step, "job": job}
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["child"]:
-        print(json.dumps(globals()[sys.argv[2]](*json.load(sys.stdin))))
-        return 0
     parser = argparse.ArgumentParser(description="Time the main jobs on one GPU.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--texts", type=Path, required=True, help="SST-2's train.tsv")

@@ -81,20 +81,11 @@ class Data:
 
     def ours(self) -> Losses:
         """Of what a job runs."""
-        job = self.folder / "job"
-        shutil.rmtree(job, ignore_errors=True)  # of the round before
-        job.mkdir()
-        paths = {"model": str(self.model), "train": str(self.folder / "train.safetensors")}
-        spec = JobSpec.model_validate({**paths, "hyperparameters": self.settings})
-        with redirect_stdout(io.StringIO()):  # Trainer prints each report
-            training.train(job, spec, Reporter(job))
-        lines = (job / "events.jsonl").read_text("utf-8").splitlines()
-        events = [one for one in map(Event.model_validate_json, lines) if one.data and "loss" in one.data]
-        return {one.data["step"]: (one.time, one.data["loss"]) for one in events if one.data}
+        return job_losses(self.folder / "job", self.model, self.folder / "train.safetensors", self.settings)
 
     def bare(self) -> Losses:
         """Of a bare Trainer."""
-        chosen, clock = self.settings, Clock()
+        chosen = self.settings
         set_seed(chosen.seed)
         model = AutoModelForSequenceClassification.from_pretrained(self.model, num_labels=LABELS, dtype=torch.float32)
         arguments = TrainingArguments(
@@ -104,10 +95,27 @@ class Data:
             disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True,
         )  # fmt: skip
         collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(self.original))
-        trainer = Trainer(model, arguments, train_dataset=list(self.rows), data_collator=collate, callbacks=[clock])
-        with redirect_stdout(io.StringIO()):
-            trainer.train()
-        return clock.losses
+        return trainer_losses(model=model, args=arguments, train_dataset=list(self.rows), data_collator=collate)
+
+
+def job_losses(job: Path, model: Path, train: Path, settings: Hyperparameters) -> Losses:
+    """Of what a job runs, in a new folder."""
+    shutil.rmtree(job, ignore_errors=True)  # of the round before
+    job.mkdir(parents=True)
+    spec = JobSpec.model_validate({"model": str(model), "train": str(train), "hyperparameters": settings})
+    with redirect_stdout(io.StringIO()):  # Trainer prints each report
+        training.train(job, spec, Reporter(job))
+    lines = (job / "events.jsonl").read_text("utf-8").splitlines()
+    events = [one for one in map(Event.model_validate_json, lines) if one.data and "loss" in one.data]
+    return {one.data["step"]: (one.time, one.data["loss"]) for one in events if one.data}
+
+
+def trainer_losses(**options: Any) -> Losses:
+    """Of transformers' Trainer with these options."""
+    clock = Clock()
+    with redirect_stdout(io.StringIO()):
+        Trainer(**options, callbacks=[clock]).train()
+    return clock.losses
 
 
 def step_seconds(losses: Losses) -> float:

@@ -52,10 +52,11 @@ SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
 class Service:
     """A context that runs `milkglass serve` as a process of its own, whose home folder is all that it gets.
 
-    `url` waits until the server listens; leaving the block stops it. Its output goes to `log`.
+    `url` waits until the server listens; leaving the block stops it. Its output goes to `log`. `options` are further
+    ones of `milkglass serve`.
     """
 
-    def __init__(self, home: Path, base_models: Sequence[Path], log: Path) -> None:
+    def __init__(self, home: Path, base_models: Sequence[Path], log: Path, options: Sequence[str] = ()) -> None:
         self.home, self.log = home, log
         self._command = [
             *(sys.executable, "-P", "-m"),  # -P: nothing is imported from the folder that the demo is called in
@@ -63,6 +64,7 @@ class Service:
         ]
         for folder in base_models:
             self._command += ["--base-models", str(folder)]
+        self._command += options
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._url: str | None = None
 
