@@ -167,7 +167,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Pack checkout, wheels, weights and data in parts of under 60 MB.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", nargs="*", default=["demo:minilm", "demo:smollm2"], metavar="REF")
+    parser.add_argument("--model", nargs="*", default=["demo:minilm", "demo:smollm2", "demo:mpnet"], metavar="REF")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, in place of a download")
     parser.add_argument(
         "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="of that machine"

@@ -43,7 +43,7 @@ PIECE_MINUTES = 8.0  # of a piece
 STOP_SECONDS = 90.0  # seconds in which a stopped piece keeps its steps
 TRAININGS_AT_ONCE = 2  # trainings side by side, as `milkglass reproduce` has them
 MAX_TURNS = 3  # in a row without an end, after which a piece whose state cannot be kept is given up
-DEFAULT_NEEDS = RecipeNeeds(memory=2.0, device=4.0)  # of a recipe that does not say it
+DEFAULT_MEMORY, DEFAULT_DEVICE = 2.0, 4.0  # GB that a recipe needs which does not say it
 STATE_FILE = "state.json"
 
 
@@ -128,9 +128,13 @@ def _whole(name: str, recipe: Recipe, needs: RecipeNeeds, free: FreeResources) -
 
 def _needs_of(needs: RecipeNeeds, at_once: int) -> RecipeNeeds:
     """Returns what so many trainings need. A recipe says it for `TRAININGS_AT_ONCE` of them side by side."""
-    factor, usual = max(1.0, at_once / TRAININGS_AT_ONCE), DEFAULT_NEEDS
-    memory, on_device = needs.memory or usual.memory or 0, needs.device or usual.device or 0
+    factor, (memory, on_device) = max(1.0, at_once / TRAININGS_AT_ONCE), _gigabytes(needs)
     return replace(needs, memory=memory * factor, device=on_device * factor)
+
+
+def _gigabytes(needs: RecipeNeeds) -> tuple[float, float]:
+    """Returns the GB of memory and of the device that a recipe needs, or the usual ones."""
+    return needs.memory or DEFAULT_MEMORY, needs.device or DEFAULT_DEVICE
 
 
 def runnable(pieces: Sequence[Piece], states: dict[str, PieceState]) -> list[Piece]:
@@ -158,16 +162,25 @@ class FreeResources:
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
     def holds(self, piece: Piece) -> bool:
-        needs = piece.needs
-        on_device = self.device is None or self.device >= (needs.device or DEFAULT_NEEDS.device or 0)
-        return self.cores >= piece.cores and on_device and self.memory >= (needs.memory or DEFAULT_NEEDS.memory or 0)
+        memory, on_device = _gigabytes(piece.needs)
+        has_device = self.device is None or self.device >= on_device
+        return self.cores >= piece.cores and has_device and self.memory >= memory
 
     def take(self, piece: Piece, sign: int = 1) -> None:
-        needs = piece.needs
+        memory, on_device = _gigabytes(piece.needs)
         self.cores -= sign * piece.cores
-        self.memory -= sign * (needs.memory or DEFAULT_NEEDS.memory or 0)
+        self.memory -= sign * memory
         if self.device is not None:
-            self.device -= sign * (needs.device or DEFAULT_NEEDS.device or 0)
+            self.device -= sign * on_device
+
+    def shortage(self, piece: Piece) -> str:
+        """Returns why a piece cannot run, with both numbers of each kind."""
+        memory, on_device = _gigabytes(piece.needs)
+        gpu = "" if self.device is None else f", {on_device:g} of {self.device:.1f} GB of the GPU's"
+        return (
+            f"it needs more than this machine has: {memory:g} of {self.memory:.1f} GB of memory{gpu}, {piece.cores} of "
+            f"{self.cores} cores; take a larger machine, or leave it out with --only"
+        )
 
 
 class Runner:
@@ -216,7 +229,7 @@ class Runner:
             if not self.free.holds(piece):
                 if self.running:
                     continue
-                self._end(piece, "failed", f"it needs more than this machine has: {asdict(piece.needs)}")
+                self._end(piece, "failed", self.free.shortage(piece))
                 continue
             log = self.out / "logs" / f"{piece.name}.log"
             log.parent.mkdir(exist_ok=True)

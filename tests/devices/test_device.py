@@ -14,6 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from milkglass.server.jobs import worker
+from tests.devices import kit
 
 WITHOUT_A_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="one process cannot have both, see kit.py")
 
@@ -94,9 +95,7 @@ def test_on_a_gpu_attention_asks_for_its_dropout(monkeypatch: pytest.MonkeyPatch
     """Fused kernels draw it from 32 bits, and would be refused."""
     with drawing_from(Stream.of_seed(0)):
         assert torch.backends.cuda.flash_sdp_enabled()
-    from tests.devices import pretended
-
-    with pretended.pretend_gpu(monkeypatch) as gpu, drawing_from(Stream.of_seed(0)):
+    with kit.pretended.pretend_gpu(monkeypatch) as gpu, drawing_from(Stream.of_seed(0)):
         fused = (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled)
         assert not any(one() for one in (*fused, torch.backends.cuda.cudnn_sdp_enabled))
         dropped = torch.nn.functional.dropout(torch.ones(40).to(gpu), 0.5)
@@ -106,10 +105,8 @@ def test_on_a_gpu_attention_asks_for_its_dropout(monkeypatch: pytest.MonkeyPatch
 
 @WITHOUT_A_GPU
 def test_the_pretended_gpu_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.devices import pretended
-
     here = torch.ones(3)
-    with pretended.pretend_gpu(monkeypatch) as gpu:
+    with kit.pretended.pretend_gpu(monkeypatch) as gpu:
         there = device.moved(here)
         assert there.device == gpu
         with pytest.raises(RuntimeError, match="at least two devices"):

@@ -149,6 +149,15 @@ def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monk
     assert "needs more than this machine has" in runner.states["a"].message
 
 
+def test_as_many_trainings_of_a_recipe_run_side_by_side_as_the_machine_holds() -> None:
+    """obfuslm_alpaca has six, and says that two of them need 6 GB of memory and 8 of the GPU's."""
+    for device, at_once in ((80.0, 6), (None, 6), (16.0, 4), (9.0, 2), (1.0, 1)):
+        free = run.FreeResources(memory=100, device=device, cores=16)
+        (piece,) = run.split_into_pieces(["obfuslm_alpaca"], free)
+        assert piece.at_once == at_once
+        assert free.holds(piece) == (device != 1.0)
+
+
 def test_the_plan_names_recipes_that_exist() -> None:
     names = run.recipes_of_plan(ROOT / "recipes" / "gpu" / "plan.toml", [])
     assert len(names) == len({*names}) > 10

@@ -58,6 +58,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
+from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
@@ -214,20 +215,20 @@ class Cells:
     def trained(self, place: Place, run: RunFolder) -> TrainedHalves:
         """Returns a cell with its model, trained if it is not in the run's cache."""
         name, defence, seed = place
-        cell_title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
-        split = with_training(self.splits[defence], self.settings[place])
-        return train_cell(
-            self.base, self.digest, self.problems[name, seed], split, self.settings[place], seed, _folder(run),
-            run.threads, lambda text: run.progress(f"{cell_title}: {text}"),
-        )  # fmt: skip
+        title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
+        log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
+        return train_cell(self.base, *self._identity(place), _folder(run), run.threads, log)
 
     def graded(self, place: Place, run: RunFolder) -> GradedCell:
         """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
+        known = None if self.recipe.attacks else graded_cell(*self._identity(place), _folder(run))
+        return known or self.trained(place, run)
+
+    def _identity(self, place: Place) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
+        """Returns all that decides a cell, in the order that trials.py takes it."""
         name, defence, seed = place
         split = with_training(self.splits[defence], self.settings[place])
-        problem, settings = self.problems[name, seed], self.settings[place]
-        known = None if self.recipe.attacks else graded_cell(self.digest, problem, split, settings, seed, _folder(run))
-        return known or self.trained(place, run)
+        return self.digest, self.problems[name, seed], split, self.settings[place], seed
 
 
 def _folder(run: RunFolder) -> Path:

@@ -52,7 +52,7 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
-PROMPTS_PER_BATCH, PROMPTS_ON_GPU = 8, 64
+PROMPTS_PER_BATCH, PROMPTS_ON_GPU = 8, 64  # a GPU takes as long for many as for few
 MEASURES = ("rouge-1", "rouge-l")
 Rows = NDArray[np.float64]
 RecordFields = Mapping[str, str]  # variant, when, note
