@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 import torch
 from frame.child import in_child
-from frame.clustered import clustered
+from frame.random_llama import SHAPES, random_llama
 from frame.rounds import paired
 from parts.fine_tuning import Losses, job_losses, step_seconds, trainer_losses
-from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.hidden_states.invbert import InvBert
@@ -63,14 +63,6 @@ from milkglass.server.training import load_model
 from milkglass.threat.defence import LabelledTexts
 
 MILKGLASS = (sys.executable, "-m", "milkglass.cli.main")
-SHAPES: Mapping[str, Mapping[str, int]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
-             "num_key_value_heads": 2},
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-           "num_key_value_heads": 8},
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-           "num_key_value_heads": 8},
-}  # fmt: skip
 PASSPHRASE = "correct horse battery staple nine"
 STREAMS = (1, 8, 32)
 TOKENS, PROMPT = 64, 32  # of each stream
@@ -132,25 +124,9 @@ def attacked(name: str, device: str, texts: list[str]) -> tuple[float, float]:
 
 # --- a decoder --------------------------------------------------------------------------------------------------------
 def decoder(asked: argparse.Namespace) -> Path:
-    """Returns a Llama of the shape with random weights. Rows of its table lie in clusters, as a trained one's do."""
-    out: Path = asked.out / f"llama-{asked.shape}"
-    if out.is_dir():
-        return out
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = LlamaConfig(
-        vocab_size=128_256, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=False,
-        bos_token_id=128_000, eos_token_id=128_009, pad_token_id=128_004, rope_theta=500_000.0, **SHAPES[asked.shape],
-    )  # fmt: skip
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(clustered(config.vocab_size, config.hidden_size, torch.bfloat16))
-    model.save_pretrained(unfinished, max_shard_size="5GB")
-    for file in asked.tokenizer.iterdir():
-        shutil.copy(file, unfinished / file.name)
-    return unfinished.rename(out)
+    """Returns a Llama of the shape with random weights."""
+    ids = {"bos_token_id": 128_000, "eos_token_id": 128_009, "pad_token_id": 128_004, "rope_theta": 500_000.0}
+    return random_llama(asked.out / f"llama-{asked.shape}", asked.shape, asked.tokenizer, 128_256, **ids)
 
 
 # --- a step of fine-tuning --------------------------------------------------------------------------------------------

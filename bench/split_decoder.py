@@ -1,6 +1,7 @@
 """Where the time of a split decoder goes (CMIF, Figure 4).
 
     python bench/split_decoder.py [--model demo:smollm2] [--tokens 64] [--prompt 32] [--rounds 5] [--json FILE]
+        [--shape 7b --layers 4 --work FOLDER]
 
     one process          all layers here: CMIF's "GPU baseline"
     split                the embedding layer here, in the clear: its "CPU+GPU baseline"
@@ -17,7 +18,8 @@ in the same minute. Printed are medians of the rounds, the least and the most. T
     wire        the stream without the server and without the rows of the table: encoding, sockets, WebSocket
     other       the rest
 
-With --json, FILE has the figures with the paper's, and FILE.svg the chart.
+With --shape, the model is a Llama of that shape with random weights, with the model's tokenizer and as many layers as
+are asked for; it is made in FOLDER. With --json, FILE has the figures with the paper's, and FILE.svg the chart.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from typing import Any
 
 import breakdown
 import torch
+from frame.random_llama import SHAPES, random_llama
 from split_server import SECONDS
 
 from milkglass.enclave import folder as at_rest
@@ -214,6 +217,16 @@ def started(model: str, home: Path) -> tuple[subprocess.Popen[str], str, str]:
     return process, found[0], (home / "token").read_text("ascii").strip()
 
 
+def of_shape(work: Path, model: str, shape: str, layers: int) -> Path:
+    """Makes a Llama with random weights, and with the tokenizer and the special tokens of `model`."""
+    work.mkdir(parents=True, exist_ok=True)
+    source = resolve(model)
+    config = Checkpoint.open(source).config
+    ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    folder = work / f"llama-{shape}-{layers}"
+    return random_llama(folder, shape, source, int(config["vocab_size"]), num_hidden_layers=layers, **ids)
+
+
 def measured(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     """The figures as records. The first round warms everything up."""
     with at_rest.open_enclave(bench.folder) as enclave:
@@ -252,20 +265,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("--model", "demo:smollm2"), ("--tokens", 64), ("--prompt", 32), ("--rounds", 5)):
         parser.add_argument(name, default=value, type=type(value))
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if (options.shape is None) != (options.work is None) or (options.layers is not None and options.shape is None):
+        parser.error("--shape and --work go together, and --layers with them")
+    model, about = options.model, options.model
+    if options.shape is not None:
+        layers = options.layers or SHAPES[options.shape]["num_hidden_layers"]
+        about = f"random:{options.shape}, {layers} layers"
+        model = str(of_shape(options.work, options.model, options.shape, layers))
     by, load = now(), os.getloadavg()[0]  # of the code that runs, whatever is committed meanwhile
     with tempfile.TemporaryDirectory() as home:
-        process, url, token = started(options.model, Path(home))
+        process, url, token = started(model, Path(home))
         try:
-            bench = Bench(options.model, options.prompt, options.tokens, url, token, Path(home))
+            bench = Bench(model, options.prompt, options.tokens, url, token, Path(home))
             figures, dtypes = measured(bench, options.rounds), str(bench.runner._model.dtype).removeprefix("torch.")
             crossing = bench.info.dtype
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
     result = {
-        "recipe": "cmif_figure4", "paper": "CMIF, Figure 4 and section 4.3", "model": options.model,
+        "recipe": options.json.stem if options.json else "cmif_figure4", "model": about,
+        "paper": "CMIF, Figure 4 and section 4.3",
         "tokens": options.tokens, "prompt": options.prompt, "rounds": options.rounds, "dtype": dtypes,
         "vectors": crossing, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "machine": f"{platform.machine()}, {processor()}", "load": [round(load, 1), round(os.getloadavg()[0], 1)],
