@@ -203,20 +203,22 @@ def test_cribs_come_from_constant_places() -> None:
     hello = [0, 9, 8]
     private = Sequences.of([[*hello, i % 5 + 2, 1] for i in range(40)])
     public = Sequences.of([[0, 20, 21, i % 7 + 10, i % 3 + 5, 1] for i in range(40)])
-    assert cribs.constant(private).tolist() == hello
-    assert cribs.constant(private, backwards=True).tolist() == [1]
-    assert cribs.placed(private, public).tolist() == [[0, 0], [9, 20], [8, 21], [1, 1]]
+    assert cribs.constant_prefix(private).tolist() == hello
+    assert cribs.constant_prefix(private, backwards=True).tolist() == [1]
+    assert cribs.pairs_at_constant_positions(private, public).tolist() == [[0, 0], [9, 20], [8, 21], [1, 1]]
     longer = Sequences.of([[0, 20, i % 7 + 10, 1] for i in range(40)])
-    assert cribs.placed(private, longer).tolist() == [[0, 0], [1, 1]]  # runs of two lengths: outermost only
-    assert cribs.placed(private, longer, template=(7, 6, 5)).tolist() == [[0, 7], [9, 6], [8, 5], [1, 1]]
-    assert not len(cribs.constant(Sequences.of([[0, 1]] * 3)))  # too few to be sure
+    pairs = cribs.pairs_at_constant_positions(private, longer)
+    assert pairs.tolist() == [[0, 0], [1, 1]]  # runs of two lengths: outermost only
+    pairs = cribs.pairs_at_constant_positions(private, longer, template=(7, 6, 5))
+    assert pairs.tolist() == [[0, 7], [9, 6], [8, 5], [1, 1]]
+    assert not len(cribs.constant_prefix(Sequences.of([[0, 1]] * 3)))  # too few to be sure
 
 
 def test_contradictions_are_no_cribs() -> None:
     pairs = np.array([[1, 5], [1, 5], [2, 6], [2, 7], [3, 8], [4, 8], [9, 9]])
-    assert cribs.consistent(pairs).tolist() == [[1, 5], [9, 9]]
+    assert cribs.consistent_pairs(pairs).tolist() == [[1, 5], [9, 9]]
     allowed = Candidates((Group(np.array([1]), np.array([4])),), (np.zeros((1, 1)),))
-    assert cribs.consistent(pairs, allowed).tolist() == [[9, 9]]
+    assert cribs.consistent_pairs(pairs, allowed).tolist() == [[9, 9]]
 
 
 def test_it_says_how_sure_it_is() -> None:
@@ -244,7 +246,7 @@ def test_tuning_picks_what_reads_more_and_sees_public_text_only() -> None:
     first, second = halves(Sequences.of(chain(N, 600, 3, 20)))
     assert len(first) == len(second) == 300
     it = Rehearsal.of(first, second, N, groups_of(N, 10, 3), np.random.default_rng(1))
-    deaf = replace(ATTACK, patience=1e-6)
+    deaf = replace(ATTACK, damping_count=1e-6)
     best, marks = tune([it], [deaf, ATTACK])
     assert best is ATTACK
     assert marks[1] > marks[0] + 0.1

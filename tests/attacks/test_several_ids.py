@@ -14,9 +14,9 @@ from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.decipherment.bigrams import FrequencyFit, PublicBigrams
-from milkglass.attacks.token_ids.decipherment.cribs import consistent, pinned
+from milkglass.attacks.token_ids.decipherment.cribs import consistent_pairs, with_known_pairs
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.attacks.token_ids.text_in_context import Chain, TextInContext
+from milkglass.attacks.token_ids.text_in_context import ClusterHmm, TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.scene import Scene
@@ -148,10 +148,10 @@ def test_an_assignment_gives_each_member_its_aliases() -> None:
 
 def test_a_leaked_alias_leaves_the_token_to_the_other() -> None:
     pairs = np.array([[10, 1], [11, 1], [12, 2]])
-    assert consistent(pairs).tolist() == [[12, 2]]
-    assert consistent(pairs, aliases=2).tolist() == pairs.tolist()
+    assert consistent_pairs(pairs).tolist() == [[12, 2]]
+    assert consistent_pairs(pairs, aliases_per_token=2).tolist() == pairs.tolist()
     group = Group(np.array([10, 11, 12, 13]), np.array([1, 2]))
-    left = pinned(Candidates((group,), (np.zeros((4, 2)),)), pairs, 2).groups[-1]
+    left = with_known_pairs(Candidates((group,), (np.zeros((4, 2)),)), pairs, 2).groups[-1]
     assert (left.rows.tolist(), left.members.tolist()) == ([13], [2])
 
 
@@ -204,15 +204,17 @@ def test_the_chain_is_a_hidden_markov_model(shared: Scene) -> None:
 
     groups = tuple(Group(np.array([i]), np.array([2 * i, 2 * i + 1])) for i in range(4))
     corpus = Sequences.of(np.random.default_rng(2).integers(0, 8, (60, 6)).tolist())
-    chain = Chain(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
+    chain = ClusterHmm(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
     text = np.array([2, 0, 3, 1])
     whole = np.zeros((4, 2))
     for choice in product((0, 1), repeat=4):
         tokens = [2 * int(one) + pick for one, pick in zip(text, choice, strict=True)]
         chance = chain.share[tokens[0]]
         for a, b in zip(tokens, tokens[1:], strict=False):
-            pair = chain.follows[a, b]
-            chance *= (pair + chain.followers[a] * chain.share[b]) / (chain.total[a] + chain.followers[a])
+            pair = chain.bigram_counts[a, b]
+            chance *= (pair + chain.successor_counts[a] * chain.share[b]) / (
+                chain.bigram_totals[a] + chain.successor_counts[a]
+            )
         whole[np.arange(4), choice] += chance
     found = np.stack(chain.read(text, True))
     assert found / found.sum(1, keepdims=True) == pytest.approx(whole / whole.sum(1, keepdims=True))

@@ -8,7 +8,7 @@ import torch
 
 from milkglass.attacks.embeddings import known_weight
 from milkglass.attacks.embeddings.knn import KNN
-from milkglass.attacks.embeddings.known_weight import KnownWeight, undo
+from milkglass.attacks.embeddings.known_weight import KnownWeight, undo_transformation
 from milkglass.attacks.embeddings.layer_fit import NormalEquations, find_transformations, fitted_stacks
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.sda import SDA
@@ -67,7 +67,7 @@ def test_known_weights_give_the_transformation_and_the_table_back() -> None:
     assert torch.allclose(found.transformation.float(), secret, atol=1e-5)
     assert found.residual < 1e-6
     table = torch.randn(50, 16, generator=make)
-    assert torch.allclose(undo(table @ secret, found.transformation), table, atol=1e-4)
+    assert torch.allclose(undo_transformation(table @ secret, found.transformation), table, atol=1e-4)
 
 
 def test_weights_that_drifted_still_give_it_away_and_say_so() -> None:

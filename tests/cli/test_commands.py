@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from safetensors.torch import load_file, save_file
 
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli import codec, inference
@@ -253,6 +254,22 @@ def test_what_cannot_be_scrambled_is_told_before_the_model_is_read(
 def test_verify_knows_another_key_at_once(encoder: Owner, decoder: Owner) -> None:
     result = call("verify", encoder.scrambled, "--key", decoder.path)
     refused(result, 4, "was scrambled with another key")
+
+
+def test_a_model_that_cannot_be_scrambled_leaves_no_key_behind(encoder: Owner, tmp_path: Path) -> None:
+    model, key = shutil.copytree(encoder.model, tmp_path / "model"), tmp_path / "new.mgkey"
+    file = next(model.glob("*.safetensors"))
+    tensors = load_file(file)
+    table = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+    healthy = tensors[table].clone()
+    tensors[table][7] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    run = ("obfuscate", model, tmp_path / "out", "--key", key, *SMALL)
+    refused(call(*run), 3, "not finite")
+    assert not key.exists(), "the key would be of the damaged model's digest, and refuse the mended one"
+    tensors[table] = healthy
+    save_file(tensors, file, {"format": "pt"})
+    assert call(*run).exit_code == 0
 
 
 def test_parameters_that_cannot_be_leave_no_key_behind(encoder: Owner, tmp_path: Path) -> None:

@@ -346,7 +346,9 @@ def test_a_budget_that_ends_too_early_leaves_ways_out_and_says_how_to_go_on(tmp_
 
 
 @pytest.mark.parametrize("ways", ["linear", "plain,encoder"])
-def test_the_best_model_with_nothing_sent_is_kept_and_answers(ways: str, tmp_path: Path) -> None:
+def test_the_best_model_with_nothing_sent_is_kept_and_answers(
+    ways: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
     kept = tmp_path / "kept"
     result = call("compare", model, data, "--out", tmp_path / "out", "--keep", kept, *SMALL, "--ways", ways, "--json")
@@ -366,6 +368,14 @@ def test_the_best_model_with_nothing_sent_is_kept_and_answers(ways: str, tmp_pat
         assert [one["score"] for one in piped] == pytest.approx(best, abs=1e-5)
     refused(call("classify", "--local", tmp_path, "x"), 3, tmp_path.name)
     refused(call("classify", "x"), 2, "--local")
+    for option, value in (
+        ("--server", "http://127.0.0.1:9"),
+        ("--token-file", tmp_path),
+        ("--passphrase-file", tmp_path),
+    ):
+        refused(call("classify", "--local", kept, "x", option, value), 2, f"{option} is not used with --local")
+    monkeypatch.setenv("MILKGLASS_SERVER", "http://127.0.0.1:9")  # as the main job's page exports it
+    assert call("classify", "--local", kept, texts[0]).exit_code == 0
     with pytest.raises(ModelNotFound):
         keep.answers(tmp_path, ["x"])
 

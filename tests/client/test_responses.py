@@ -12,6 +12,7 @@ import pytest
 
 from milkglass.client.codec.aliases import Responses
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.file import seal, unseal, write_key
 from milkglass.client.key.generate import for_job, new_key
 from milkglass.client.key.key import Key, KeyInfo
@@ -19,6 +20,7 @@ from milkglass.errors import DamagedKey
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
+from milkglass.rows.examples import Example
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.symbol_map import SymbolMap
 from tests import tiny
@@ -47,6 +49,13 @@ def sent(key: Key, base: Checkpoint, *texts: str) -> list[list[int]]:
 def test_the_same_text_is_sent_equally_whatever_stands_beside_it(key: Key, base: Checkpoint) -> None:
     assert sent(key, base, TEXT) == sent(key, base, TEXT)
     assert sent(key, base, "hello", TEXT, TEXT)[1:] == 2 * sent(key, base, TEXT)
+
+
+def test_an_audit_reads_the_ids_that_were_sent(key: Key, base: Checkpoint) -> None:
+    """Each text has draws of its own, so that equal texts are equal on the wire and in the audit."""
+    codec, texts = Codec.open(key, base.folder), [TEXT, "hello", TEXT]
+    audited = encode_examples(codec, [Example(index, "text", text) for index, text in enumerate(texts)])
+    assert [ids.tolist() for ids in audited.scrambled] == sent(key, base, *texts)
 
 
 def test_the_draws_of_a_text_are_the_known_answer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 
 SCHEME = ObfusLM(k=4, epsilon=1.0, beta=0.9)
+
+
+def test_a_table_or_a_head_without_its_dimensions_is_refused(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "model"))
+    architecture = architecture_of(base)
+    for name in (architecture.table, *architecture.heads):
+        for shape in ((), (tiny.VOCAB,), (tiny.VOCAB, 2, 2)):
+            damaged = replace(base, tensors={**base.tensors, name: replace(base.tensors[name], shape=shape)})
+            with pytest.raises(UnsupportedModel, match=f"{len(shape)} dimensions, 2 are needed"):
+                architecture_of(damaged)
 
 
 def key_for(folder: Path) -> tuple[Checkpoint, Key]:

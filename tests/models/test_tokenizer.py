@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -274,10 +275,12 @@ def test_what_only_transformers_reads_says_so(tmp_path: Path, monkeypatch: pytes
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 class Probe:
-    """A tokenizer of the library that counts the threads that are in it."""
+    """A tokenizer of the library whose calls meet, or time out, and which notes settings that change during a call."""
 
-    inside = most = 0
     encode_special_tokens = False
+
+    def __init__(self) -> None:
+        self.both_inside, self.changed = threading.Barrier(2), False
 
     def no_padding(self) -> None:
         pass
@@ -286,22 +289,51 @@ class Probe:
         pass
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
-        self.decode([], False)
+        literal = self.encode_special_tokens
+        if texts == ["long"]:
+            self.both_inside.wait(20)
+        else:
+            time.sleep(0.01)
+        self.changed |= self.encode_special_tokens != literal
         return []
 
     def decode(self, ids: list[int], skip: bool) -> str:
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        time.sleep(0.01)
-        self.inside -= 1
+        self.both_inside.wait(20)
         return ""
 
 
-def test_one_thread_at_a_time_is_in_the_tokenizer() -> None:
+def test_threads_that_need_different_settings_are_in_the_tokenizer_in_turn() -> None:
     """Its settings are kept between calls: with special tokens read, another thread's text could end itself."""
     probe = Probe()
     read = Tokenizer(probe)
-    work = (lambda: read(["a"]), lambda: read.decode([1], clean_up_tokenization_spaces=False))
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda number: work[number % 2](), range(12)))
-    assert probe.most == 1 and probe.inside == 0
+        list(threads.map(lambda index: read(["a"], split_special_tokens=bool(index % 2)), range(12)))
+    assert not probe.changed
+
+
+def test_an_answer_is_decoded_while_a_long_text_is_encoded() -> None:
+    """Streams of a proxy must not stop for as long as another request's prompt takes."""
+    probe = Probe()
+    read = Tokenizer(probe)
+    with ThreadPoolExecutor(1) as thread:
+        encoded = thread.submit(read, ["long"])
+        assert read.decode([1], clean_up_tokenization_spaces=False) == ""  # both are inside, or the barrier breaks
+        encoded.result()
+
+
+def test_settings_that_could_not_be_set_are_set_again() -> None:
+    class Failing(Probe):
+        attempts = 0
+
+        def no_truncation(self) -> None:
+            self.attempts += 1
+            if self.attempts == 1:
+                raise ValueError("once")
+
+    probe = Failing()
+    read = Tokenizer(probe)
+    with pytest.raises(ValueError, match="once"):
+        read(["a"])
+    read(["a"])
+    read(["a"])
+    assert probe.attempts == 2

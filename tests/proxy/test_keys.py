@@ -9,10 +9,12 @@ import pytest
 
 from milkglass.cli.proxy import named_keys
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
+from milkglass.engines.engine import ServedModel
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
-from milkglass.errors import KeyFileError, KeyForOtherModel, ModelNotFound, RemoteError, UsageError
+from milkglass.errors import KeyFileError, KeyForOtherModel, ModelNotFound, RemoteError, Unreachable, UsageError
+from milkglass.proxy import backend as backend_module
 from milkglass.proxy.backend import Backends, ServedKey, all_connected
 from milkglass.proxy.observe import NoObserver
 from tests import tiny
@@ -98,6 +100,20 @@ def connecting(
                 await upstream.close()
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_engine_that_does_not_say_what_it_serves_is_given_up(
+    two: tuple[Scrambled, Scrambled], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(upstream: Upstream) -> list[ServedModel]:
+        await asyncio.sleep(600)
+        raise AssertionError
+
+    monkeypatch.setattr(Upstream, "models", silent)
+    monkeypatch.setattr(backend_module, "MAX_START_SECONDS", 0.05)
+    with pytest.raises(Unreachable, match="did not say which models it serves within 0.05 s"):
+        connecting(served(two[:count]))
 
 
 def test_a_key_that_notes_the_name_serves_it_at_an_engine_that_names_no_key(two: tuple[Scrambled, Scrambled]) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.conversation import render
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
-from milkglass.errors import ModelNotFound, UsageError
+from milkglass.errors import CodecError, ModelNotFound, UsageError
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.proxy.reply import Reply
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.e2e.test_main_job import written_forms
@@ -191,6 +196,10 @@ def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
         packed = client.embeddings.create(model="scrambled", input=tiny.TEXTS[0], encoding_format="base64")
         with pytest.raises(openai.BadRequestError, match="encoder"):
             client.completions.create(model="scrambled", prompt="a")
+        before, letters = len(endpoint.heard), 200 * model.codec.limit
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            client.embeddings.create(model="scrambled", input=["a", "b" * letters])
+        assert len(endpoint.heard) == before
     for text, one in zip(tiny.TEXTS, found.data, strict=False):
         with torch.inference_mode():
             ids = torch.tensor(model.key.sigma[model.codec.tokenizer(text)["input_ids"]][None])
@@ -244,6 +253,49 @@ def test_a_decoder_is_not_asked_for_embeddings(client: openai.OpenAI, endpoint: 
     with pytest.raises(openai.BadRequestError, match="is a decoder: it makes no embeddings; serve an encoder"):
         client.embeddings.create(model="scrambled", input="hello")
     assert len(endpoint.heard) == before
+
+
+def test_a_prompt_that_takes_long_to_encode_delays_no_other_request(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*texts: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        raise CodecError("too slow")
+
+    monkeypatch.setattr(Codec, "encode_chat", slow)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(
+            httpx2.post,
+            f"{endpoint.url}/v1/chat/completions",
+            json={"model": "scrambled", "messages": QUESTION},
+            timeout=60,
+        )
+        try:
+            assert begun.wait(60)
+            assert httpx2.get(f"{endpoint.url}/health", timeout=60).status_code == 200
+            assert not asked.done()
+        finally:
+            go_on.set()
+        assert asked.result().status_code == 400
+
+
+def test_replies_to_several_prompts_are_numbered_and_watched_once(
+    endpoint: Endpoint, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[Reply]()
+    post_init = Reply.__post_init__
+
+    def watched(reply: Reply) -> None:
+        begun.append(reply)
+        post_init(reply)
+
+    monkeypatch.setattr(Reply, "__post_init__", watched)
+    answer = client.completions.create(model="scrambled", prompt=["a", "b"], n=2, max_tokens=1, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [reply.index for reply in begun] == [0, 1, 2, 3]
 
 
 def test_another_engine_than_was_named_is_found_at_the_start(model: Scrambled, tmp_path: Path) -> None:

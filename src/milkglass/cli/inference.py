@@ -20,6 +20,7 @@ from milkglass.cli.ui.options import (
     SplitOptions,
     Texts,
     changed_options,
+    given_options,
     open_session,
     refuse_unused,
     with_options,
@@ -47,12 +48,19 @@ TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=TOP_P_HELP.fo
 ChatTopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help=TOP_P_HELP.format("0.95"))]
 TopK = Annotated[int | None, typer.Option(min=1, help=TOP_K_HELP.format("all"))]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")]
+USED_WITH_LOCAL = frozenset({
+    "model_id", "text", "pair", "source", "truncate", "id_column", "local", "as_json", "text_column", "pair_column",
+    "label_column", "delimiter", "skip_empty",
+})  # fmt: skip
+LOCAL_INSTEAD = ", or --local FOLDER for a model that `compare` kept"
+SPLIT_INSTEAD = ", or --split URL for a split server"
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
 @partial(with_options, required=False)
 def classify(
+    context: typer.Context,
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; with --local a text.", show_default=False)
     ] = None,
@@ -98,8 +106,8 @@ def classify(
         raise UsageError("texts and --in were both given", "give one of them")
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     if local is not None:
-        refuse_unused("with --local", {"--labels-of": labels_of, "--refuse-long": not truncate, "--key": key.key,
-                                       "--server": server.server})  # fmt: skip
+        refuse_unused("with --local", {"--refuse-long": not truncate})
+        refuse_unused("with --local", given_options(context, besides=USED_WITH_LOCAL))
         local_texts = [*([] if model_id is None else [model_id]), *(text or [])]
         if local_texts and source:
             raise UsageError("texts and --in were both given", "give one of them")
@@ -108,8 +116,8 @@ def classify(
         return
     if model_id is None:
         raise UsageError("no model was named", "give its id on the server, or --local FOLDER")
-    if key.key is None:
-        raise UsageError("--key is missing", "give the key file, or --local FOLDER for a model that `compare` kept")
+    key.require(LOCAL_INSTEAD)
+    server.require(LOCAL_INSTEAD)
     unlocked = key.open()
     rows = texts_to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
@@ -177,6 +185,8 @@ def generate(
     refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
+    key.require(SPLIT_INSTEAD)
+    server.require(SPLIT_INSTEAD)
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
@@ -224,6 +234,8 @@ def chat(
     refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
+    key.require(SPLIT_INSTEAD)
+    server.require(SPLIT_INSTEAD)
     with open_session(key, server) as session:
         _say_sampling(session)
         sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).completed(session.codec.sampling.values)

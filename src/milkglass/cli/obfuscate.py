@@ -31,7 +31,7 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note, note_apart
 from milkglass.client.key import usage
-from milkglass.errors import KeyExists, UnsupportedModel, UsageError
+from milkglass.errors import KeyExists, ModelError, UsageError
 from milkglass.files import partial_folder
 from milkglass.progress import duration
 
@@ -245,9 +245,9 @@ def obfuscate(
                 unlocked.key.require_model(digest)
             try:
                 promise = scramble(base, unlocked.key, out, delta, stage)
-            except (UsageError, UnsupportedModel):
+            except (UsageError, ModelError):
                 if existing is None:
-                    key.unlink()  # it was made with parameters that cannot be, and would insist on them
+                    key.unlink()  # it is of parameters or of a model that cannot be used, and would insist on them
                 raise
             if texts is not None:
                 coarse.remember_rate(key, unlocked.key, base, texts)
@@ -296,7 +296,7 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
     from milkglass.client.obfuscate.symbols import coarse_key
 
     if texts is None:
-        return new_key(base, ref, scheme, digest)
+        return new_key(base, ref, scheme, digest, stage=stage)
     return coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 

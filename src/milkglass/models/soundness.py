@@ -90,9 +90,10 @@ def require_sound_tables(
     """Checks a delta without its base's tensors. Raises ModelError if it is not sound."""
     check_configs(config, generation)
     family = families.family_of(config)
-    size = next((ref.shape[0] for name, ref in sorted(tensors.items()) if ends(name, *family.table)), None)
-    if size is None:
+    shape = next((ref.shape for name, ref in sorted(tensors.items()) if ends(name, *family.table)), ())
+    if len(shape) != 2:
         raise CorruptCheckpoint(f"the delta has no table {' or '.join(family.table)}", "make the delta again")
+    size = shape[0]
     _require_rows(config["vocab_size"] if "vocab_size" in config else _resolve_config(config).vocab_size, size)
     check_ids(config, size)
     check_ids(generation or {}, size, GENERATION)

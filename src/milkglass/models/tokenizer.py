@@ -85,14 +85,14 @@ class Tokenizer:
         self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special]))
         self.chat_template, self.model_max_length, self.token_types = chat_template, model_max_length, token_types
         self._side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
-        self._lock = threading.RLock()
+        self._use = _SharedUse()
         backend.no_padding()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {name: value for name, value in vars(self).items() if name != "_use"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.RLock())
+        vars(self).update(state, _use=_SharedUse())
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def __call__(
@@ -126,12 +126,9 @@ class Tokenizer:
         second = ([pairs] if pairs else None) if isinstance(pairs, str) else pairs
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
         literal = self._splits_special if split_special_tokens is None else split_special_tokens
-        with self._turn() as backend:
-            if limit is None or limit > MAX_TRUNCATION:
-                backend.no_truncation()
-            else:
-                backend.enable_truncation(limit, direction=self._side)
-            backend.encode_special_tokens = literal
+        cut_at = None if limit is None or limit > MAX_TRUNCATION else limit
+        with _no_panic(), self._use.with_settings((cut_at, literal), self._set):
+            backend = self.backend_tokenizer
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             inputs = firsts if second is None else list(zip(firsts, second, strict=True))
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
@@ -160,8 +157,8 @@ class Tokenizer:
         """
         plain_ids = ids.tolist() if hasattr(ids, "tolist") else ids
         plain_ids = [plain_ids] if isinstance(plain_ids, int) else list(plain_ids)
-        with self._turn() as backend:
-            text = str(backend.decode(plain_ids, skip_special_tokens))
+        with _no_panic(), self._use.with_any_settings():
+            text = str(self.backend_tokenizer.decode(plain_ids, skip_special_tokens))
         cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
             for spaced, joined_text in CLEAN_UP:
@@ -229,18 +226,67 @@ class Tokenizer:
                 return self.chat_template[name]
         raise ValueError("the tokenizer has several chat templates, and none is the default")
 
+    def _set(self, cut_at: int | None, literal: bool) -> None:
+        """Sets the length to which texts are cut (None: they are not), and whether special tokens in them are text."""
+        if cut_at is None:
+            self.backend_tokenizer.no_truncation()
+        else:
+            self.backend_tokenizer.enable_truncation(cut_at, direction=self._side)
+        self.backend_tokenizer.encode_special_tokens = literal
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Raises CodecError where the library panics."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise CodecError(
+            "the tokenizer failed on this text", "use the tokenizer that the model was published with"
+        ) from None  # its message may quote the text
+
+
+class _SharedUse:
+    """Lets threads use one tokenizer of the library at once, unless they need different settings.
+
+    The library keeps settings between calls. A thread that needs others waits until no thread is in a call.
+    """
+
+    def __init__(self) -> None:
+        self._changed, self._in_use = threading.Condition(), 0
+        self._settings: tuple[Any, ...] | None = None
+
     @contextmanager
-    def _turn(self) -> Iterator[tokenizers.Tokenizer]:
-        """Yields the library's tokenizer to one thread at a time. Raises CodecError where the library panics."""
-        with self._lock:
-            try:
-                yield self.backend_tokenizer
-            except BaseException as error:
-                if not is_panic(error):
-                    raise
-                raise CodecError(
-                    "the tokenizer failed on this text", "use the tokenizer that the model was published with"
-                ) from None  # its message may quote the text
+    def with_settings(self, settings: tuple[Any, ...], apply: Callable[..., None]) -> Iterator[None]:
+        """Holds the settings for a call. `apply` receives them if the tokenizer has others."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._settings == settings or not self._in_use)
+            if self._settings != settings:
+                self._settings = None  # if it fails, they are not known
+                apply(*settings)
+                self._settings = settings
+            self._in_use += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def with_any_settings(self) -> Iterator[None]:
+        """Holds whatever settings there are, for a call that does not depend on them. It never waits for a call."""
+        with self._changed:
+            self._in_use += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._in_use -= 1
+            self._changed.notify_all()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-IN_THREAD_BYTES = 64 << 10  # a request with a body of more bytes is encoded in a thread
 
 
 class ApiExchange(Protocol):
@@ -105,27 +104,38 @@ async def _respond(
 
     Args:
         request: the request.
-        encode: checks and encodes the request, in a thread if a long prompt would delay other answers.
+        encode: checks and encodes the request, in a thread, so that a long prompt or a slow template delays no other
+            answer.
         stream: whether the answer is streamed.
         done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
     """
-    is_long = len(await request.body()) > IN_THREAD_BYTES
-    exchange = await asyncio.to_thread(encode) if is_long else encode()
-    if stream:
-        return EventStream(_stream(exchange, done_event), lambda: None)
-    document = await unless_gone(exchange.response(), disconnect(request))
-    return GONE if document is None else JSONResponse(document)
+    exchange = await asyncio.to_thread(encode)
+    if not stream:
+        document = await unless_gone(exchange.response(), disconnect(request))
+        return GONE if document is None else JSONResponse(document)
+    events = exchange.events()
+    try:  # a status and headers are sent when the engine has answered, so that its refusal is no success
+        first = await unless_gone(anext(events), disconnect(request))
+    except BaseException:
+        await events.aclose()
+        raise
+    if first is None:
+        await events.aclose()
+        return GONE
+    return EventStream(_stream(first, events, done_event), events)
 
 
-async def _stream(exchange: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
+async def _stream(
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None], done_event: bool
+) -> AsyncGenerator[str, None]:
     """Yields the events of an answer as text. An error is an event with `error`, which official clients raise."""
-    sequence_number = 0
+    sequence_number = 1
     try:
-        async with aclosing(exchange.events()) as events:  # type: ignore[type-var]
+        async with aclosing(events):
+            yield _event(first, done_event)
             async for document in events:
                 sequence_number += 1
-                text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-                yield sse_event(text, None if done_event else document["type"])
+                yield _event(document, done_event)
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
@@ -135,6 +145,11 @@ async def _stream(exchange: ApiExchange, done_event: bool) -> AsyncGenerator[str
         yield sse_event(error_body) if done_event else sse_event({**typed_event, **error_body}, "error")
     if done_event:
         yield sse_event("[DONE]")
+
+
+def _event(document: dict[str, Any], done_event: bool) -> str:
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return sse_event(text, None if done_event else document["type"])
 
 
 @router.get("/health")

@@ -25,6 +25,7 @@ from milkglass.errors import (
     KeyForOtherModel,
     ModelNotFound,
     TooLong,
+    Unreachable,
     UnsupportedModel,
     UsageError,
 )
@@ -41,6 +42,7 @@ ROWS_A_REQUEST = 64  # rows of one request to the engine
 MAX_LETTERS_A_TOKEN = 128  # the most letters of a token, on average over a text
 DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
 MAX_NAMES_SHOWN = 10  # names of models in a message
+MAX_START_SECONDS = 60  # within which an engine says what it serves
 
 
 @dataclass(frozen=True)
@@ -203,27 +205,40 @@ class Backend:
         return Question(model.name, request, stops)
 
     # --- answers ------------------------------------------------------------------------------------------------------
-    def replies(self, question: Question, count: int = 1) -> list[Reply]:
-        """Returns so many replies to a question. With a seed each has its own, and the first has the seed itself."""
+    def replies(self, question: Question, count: int = 1, first: int = 0) -> list[Reply]:
+        """Returns so many replies to a question. With a seed each has its own, and the first has the seed itself.
+
+        Args:
+            first: the index of the first reply among all of the request.
+        """
         replies = []
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            exchange = self.observer.begin_exchange(request.prompt)
+            received = self.observer.begin_exchange(request.prompt)
             own_question = replace(question, request=request)
-            replies.append(Reply(self.codec, self.upstream, own_question, exchange, index, self.memory))
+            replies.append(Reply(self.codec, self.upstream, own_question, received, first + index, self.memory))
         return replies
 
-    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns texts as rows of scrambled ids. Raises CodecError, ContextLengthExceeded."""
+    def texts_to_embed(self, name: str, texts: Sequence[str]) -> list[list[int]]:
+        """Returns texts as rows of scrambled ids.
+
+        Raises:
+            UnsupportedModel: the model is a decoder.
+            ContextLengthExceeded: a text is too long.
+            CodecError: a text cannot be encoded.
+        """
+        model = self.model(name)
+        if model.kind == "decoder":
+            raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
+        for text in texts:
+            self._require_short(len(text), "input")
         with self._counting("input"):
             return [row.tolist() for row in self.codec.encode(texts).ids]
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns a vector for each row of scrambled ids. Raises UnsupportedModel for a decoder."""
+        """Returns a vector for each row of scrambled ids."""
         model = self.model(name)
-        if model.kind == "decoder":
-            raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
         vectors: list[list[float]] = []
         for start in range(0, len(rows), ROWS_A_REQUEST):
             batch = rows[start : start + ROWS_A_REQUEST]
@@ -266,6 +281,17 @@ def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> N
         raise ModelNotFound(f"the engine serves no model {absent[0]}", f"it serves: {names_shown(served)}")
 
 
+async def served_models(upstream: Upstream) -> list[ServedModel]:
+    """Returns what an engine serves. Raises Unreachable if it does not say so in time, or another RemoteError."""
+    try:
+        return await asyncio.wait_for(upstream.models(), MAX_START_SECONDS)
+    except TimeoutError:
+        raise Unreachable(
+            f"{upstream.url} did not say which models it serves within {MAX_START_SECONDS} s",
+            "is an engine running there, and is it still loading its model?",
+        ) from None
+
+
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
@@ -293,7 +319,7 @@ async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
         )
-    served = await asyncio.wait_for(upstream.models(), 60)
+    served = await served_models(upstream)
     if not served:
         raise ModelNotFound(
             f"{upstream.url} serves no model", "upload one with `milkglass upload`; is --engine the right one?"
@@ -375,7 +401,7 @@ async def all_connected(
     if len(keys) == 1:
         backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
         return Backends([backend]), warnings
-    models = await upstream.models()
+    models = await served_models(upstream)
     require_served(requested, models)
     served = {model.name: model for model in models if not requested or model.name in requested}
     owners, warnings = dict[str, ServedKey](), list[str]()

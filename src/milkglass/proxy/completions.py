@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -59,11 +59,13 @@ class ChatExchange:
         """Yields the chunks of a streamed answer."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
-        calls = [0] * len(self.replies)
-        for reply in self.replies:
-            yield {**head, "choices": [_chunk(reply.index, {"role": "assistant", "content": ""})]}
+        calls, has_begun = [0] * len(self.replies), False
         async with aclosing(merged(self.replies)) as pieces:
             async for reply, piece in pieces:
+                if not has_begun:
+                    for each in self.replies:
+                        yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
+                    has_begun = True
                 if piece is None:
                     yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish)]}
                     continue
@@ -141,10 +143,12 @@ class CompletionExchange:
         self._backend, self._questions, self.replies = backend, questions, list[Reply]()
 
     def _begin(self) -> list[Reply]:
-        replies = [
-            reply for question in self._questions for reply in self._backend.replies(question, self._body.n or 1)
+        count = self._body.n or 1
+        return [
+            reply
+            for index, question in enumerate(self._questions)
+            for reply in self._backend.replies(question, count, first=index * count)
         ]
-        return [replace(reply, index=index) for index, reply in enumerate(replies)]
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
@@ -195,7 +199,7 @@ async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",
             "send texts; in LangChain with check_embedding_ctx_length=False",
         )
-    rows = backend.encoded([str(text) for text in texts])
+    rows = await asyncio.to_thread(backend.texts_to_embed, body.model, [str(text) for text in texts])
     vectors = await backend.embeddings(body.model, rows)
     token_count = sum(map(len, rows))
     return {

@@ -12,7 +12,7 @@ from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ResponseBody
 from milkglass.proxy.completions import logprob_documents
-from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
+from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
 from milkglass.rows.messages import normalized, tools_of
 from milkglass.server.random_ids import new_id
@@ -105,12 +105,15 @@ class ResponseExchange:
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         items, reply = _Items(), self._begin()
-        for status in ("created", "in_progress"):
-            yield {"type": f"response.{status}", "response": self._document(reply, [], "in_progress")}
-        async with aclosing(reply.pieces()) as pieces:
-            async for piece in pieces:
-                for event in items.take(piece):
+        opening = [
+            {"type": f"response.{status}", "response": self._document(reply, [], "in_progress")}
+            for status in ("created", "in_progress")
+        ]
+        async with aclosing(merged([reply])) as pieces:
+            async for _, piece in pieces:
+                for event in (*opening, *(items.take(piece) if piece is not None else ())):
                     yield event
+                opening = []
         for event in items.close():
             yield event
         document = self._document(reply, items.whole())

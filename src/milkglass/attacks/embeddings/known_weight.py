@@ -43,51 +43,55 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-SAMPLE_ROWS = 256  # rows that decide which way round
-Transformations = tuple[Estimate, ...] | str  # the transformations, or why none can be found
+SAMPLE_ROWS = 256  # rows by which the direction of T is chosen
+TransformationsOrReason = tuple[Estimate, ...] | str  # the transformations, or why none can be found
 
 
-def undo(table: Tensor, transformation: Tensor) -> Tensor:
+def undo_transformation(table: Tensor, transformation: Tensor) -> Tensor:
     """Returns the table (n, d) before it was multiplied by the transformation, in fp32."""
     inverse = torch.linalg.pinv(transformation)
     return torch.cat([(block.double() @ inverse).float() for block in table.split(4096)])
 
 
-class LastAnswer:
-    """Calls `find_transformations` and keeps its last answer, without keeping the models alive.
+class TransformationCache:
+    """Calls `find_transformations` and keeps its last result, without keeping the models alive.
 
-    An attack asks twice about the same two models, once in `refuses` and once in `run`, and each answer takes seconds.
+    An attack needs the result for the same two models twice, in `refuses` and in `run`, and computing it takes seconds.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Transformations] | None = None
+        self._entry: tuple[ReferenceType[Model], ReferenceType[Model], float, TransformationsOrReason] | None = None
 
-    def __call__(self, public: Model, seen: Model, tolerance: float) -> Transformations:
-        kept = self._kept  # one tuple, replaced as a whole: threads may find twice, but never another's answer
-        if kept is not None and kept[0]() is public and kept[1]() is seen and kept[2] == tolerance:
-            return kept[3]
-        answer = find_transformations(public, seen, tolerance)
-        self._kept = (ref(public), ref(seen), tolerance, answer)
-        return answer
-
-
-_latest = LastAnswer()
+    def __call__(self, public: Model, uploaded: Model, tolerance: float) -> TransformationsOrReason:
+        entry = self._entry  # one tuple, replaced as a whole: two threads may compute it, neither reads a mixture
+        if entry is not None and entry[0]() is public and entry[1]() is uploaded and entry[2] == tolerance:
+            return entry[3]
+        result = find_transformations(public, uploaded, tolerance)
+        self._entry = (ref(public), ref(uploaded), tolerance, result)
+        return result
 
 
-def undo_all(public: Model, seen: Model, tolerance: float) -> Model | str:
-    """Returns the public layers under the tables before their transformation, or why these cannot be found."""
-    estimates = _latest(public, seen, tolerance)
+_cached_transformations = TransformationCache()
+
+
+def without_transformation(public: Model, uploaded: Model, tolerance: float) -> Model | str:
+    """Returns the public layers with the uploaded tables before their transformation, or why it cannot be undone."""
+    estimates = _cached_transformations(public, uploaded, tolerance)
     if isinstance(estimates, str):
         return estimates
-    changed = {}
-    for original, name, table in _tables(public, seen):
-        directions = [way for one in estimates for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
+    tables = {}
+    for original, name, table in _tables(public, uploaded):
+        transformations = [
+            candidate
+            for estimate in estimates
+            for candidate in (estimate.transformation, torch.linalg.pinv(estimate.transformation).T)
+        ]
         rows = table[torch.linspace(0, len(table) - 1, min(SAMPLE_ROWS, len(table))).long()]
-        closeness_of_ways = [closeness(undo(rows, way), original) for way in directions]
-        if max(closeness_of_ways) <= closeness(rows, original):
+        closeness_of_each = [closeness(undo_transformation(rows, each), original) for each in transformations]
+        if max(closeness_of_each) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
-        changed[name] = undo(table, directions[int(np.argmax(closeness_of_ways))])
-    return Model(overlaid(public.tensors, changed), seen.config)
+        tables[name] = undo_transformation(table, transformations[int(np.argmax(closeness_of_each))])
+    return Model(overlaid(public.tensors, tables), uploaded.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
@@ -99,22 +103,22 @@ def closeness(rows: Tensor, original: Tensor) -> float:
     return float(highest_cosines.mean())
 
 
-def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """Yields the table and each untied head: the public tensor, the name and the tensor seen, in fp32."""
-    family = family_of(seen.config)
-    for name in seen.tensors:
-        if any(name == end or name.endswith("." + end) for end in (*family.table, *family.heads)):
+def _tables(public: Model, uploaded: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """Yields the table and each untied head: the public tensor, the name and the uploaded tensor, in fp32."""
+    family = family_of(uploaded.config)
+    for name in uploaded.tensors:
+        if any(name == suffix or name.endswith("." + suffix) for suffix in (*family.table, *family.heads)):
             public_table = public.tensors.get(name, public.table)
-            yield public_table.float(), name, seen.tensors[name].float()
+            yield public_table.float(), name, uploaded.tensors[name].float()
 
 
 @dataclass(frozen=True)
 class KnownWeight(Preprocessor):
-    """The known weights attack.
+    """Undoes the secret transformation of the tables, then runs another attack.
 
     Attributes:
         then: the attack that reads the table afterwards.
-        tolerance: how much a fit may leave unexplained.
+        tolerance: the greatest share, from 0 to 1, that a fit may leave unexplained (layer_fit.py).
     """
 
     then: Attack = field(default_factory=KNNPlus)
@@ -126,7 +130,7 @@ class KnownWeight(Preprocessor):
     paper = papers.ours("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
-    uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # the default's
+    uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # of the default `then`
 
     def __post_init__(self) -> None:
         """Sets `uses` to what `then` assumes or uses, except candidates: see `prepared`."""
@@ -138,7 +142,7 @@ class KnownWeight(Preprocessor):
             return reason
         if reason := why_not(self.then, transcript, self.prepared(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
-        estimates = _latest(required(knowledge.public_model), transcript.model, self.tolerance)
+        estimates = _cached_transformations(required(knowledge.public_model), transcript.model, self.tolerance)
         return estimates if isinstance(estimates, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -146,24 +150,27 @@ class KnownWeight(Preprocessor):
 
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
-        seen = transcript.model
-        undone = undo_all(required(knowledge.public_model), seen, self.tolerance)
+        uploaded = transcript.model
+        undone = without_transformation(required(knowledge.public_model), uploaded, self.tolerance)
         if isinstance(undone, str):
             raise UsageError(f"{self.name} does not apply: {undone}", "ask why_not before an attack is run")
         observations = tuple(
-            replace(one, model=undone) if isinstance(one, Weights) and one.model is seen else one
+            replace(one, model=undone) if isinstance(one, Weights) and one.model is uploaded else one
             for one in transcript.observations
-            if not isinstance(one, Weights) or one.model is seen
+            if not isinstance(one, Weights) or one.model is uploaded
         )
         return replace(transcript, observations=observations)
 
     def prepared(self, knowledge: Knowledge) -> Knowledge:
-        """Returns the knowledge with rehearsals undone, and without candidates, which are of the transformed table."""
+        """Returns the knowledge whose simulated models have their transformation undone, and no candidates.
+
+        Candidates are of the transformed table.
+        """
         simulate, public = knowledge.simulate, knowledge.public_model
 
-        def rehearsed(seed: int) -> tuple[Model, Ids]:
+        def simulate_undone(seed: int) -> tuple[Model, Ids]:
             model, sigma = required(simulate)(seed)
-            undone = undo_all(required(public), model, self.tolerance)
+            undone = without_transformation(required(public), model, self.tolerance)
             return (model if isinstance(undone, str) else undone), sigma
 
-        return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)
+        return replace(knowledge, candidates=None, simulate=None if simulate is None else simulate_undone)

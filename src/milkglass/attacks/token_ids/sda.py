@@ -102,7 +102,7 @@ class SDA(Attack):
         public_model = required(knowledge.public_model)
         corpus = required(knowledge.corpus)
         tokens = transcript.tokens
-        crib_pairs = cribs.consistent(cribs.placed(tokens, corpus))
+        crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(tokens, corpus))
         candidate_ids, log_prior = self.options(transcript, public_model.table, crib_pairs)
         scorer = self.train(public_model, corpus, crib_pairs[:, 1], budget, rng)
         reading = candidate_ids[tokens.ids, 0].copy()

@@ -37,7 +37,7 @@ from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, descend, places, stacked
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
-from milkglass.attacks.token_ids.text_in_context import Chain
+from milkglass.attacks.token_ids.text_in_context import ClusterHmm
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.sequences import Ids, Sequences
@@ -111,13 +111,13 @@ class Symbols:
         symbols[is_replaced] = self.exchanged[(index + rng.integers(1, m, len(index))) % m]
         return symbols
 
-    def chain(self, corpus: Sequences) -> Chain:
+    def chain(self, corpus: Sequences) -> ClusterHmm:
         """Returns a hidden Markov chain over symbols in place of ids."""
         groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
         uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
         if self.responses is not None:
             uniform = uniform.for_exchanged_ids(RandomisedResponse(self.exchanged, self.responses.epsilon))
-        return Chain(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
+        return ClusterHmm(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
 
 
 class SymbolReader(torch.nn.Module):
@@ -196,7 +196,7 @@ class Beliefs:
     """The probabilities of each symbol's members at each place, by the transformer and the chain."""
 
     reader: SymbolReader
-    chain: Chain
+    chain: ClusterHmm
     members: tuple[Ids, ...]
     budget: Budget
 
@@ -204,7 +204,7 @@ class Beliefs:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for text_numbers in batches(texts, TOKENS_AT_A_TIME):
             inputs = stacked(texts, text_numbers)
-            self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(row) for row in device.array(inputs)))
+            self.budget.spend(self.reader.work(inputs) + sum(self.chain.cost(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
                     index: row

@@ -1,17 +1,17 @@
-"""Text in context: where an id names a cluster and no token, reads each place by its neighbours (our own attack).
+"""Text in context: reads each position by its text, for schemes in which an id names a cluster, not a token.
 
-With shared rows an id of a cluster is drawn anew at each occurrence. The ids of one cluster are one letter that stands
-for several tokens. This is no substitution, and what is learnt about an id at one place does not hold at another. What
-crosses is the sequence of clusters. A hidden Markov model reads it. Its states are the members of the cluster, and the
-public text gives the transitions,
+With shared rows an id of a cluster is drawn again at each occurrence. The ids of one cluster are one letter that stands
+for several tokens. This is not a substitution, and what is learnt about an id at one position does not hold at another.
+The server sees the sequence of clusters. A hidden Markov model reads it. Its states are the members of the cluster, and
+the public text gives the transitions,
 
-    P(b | a) = (count(a, b) + T(a) P(b)) / (count(a) + T(a)),     T(a) how many different tokens follow a
+    P(b | a) = (count(a, b) + T(a) P(b)) / (count(a) + T(a)),     T(a) the number of distinct tokens after a
 
-(Witten and Bell), with P(b) the token's share of the public text. Forward and backward sums give the posterior of every
-member at every place, text by text; the guess ranks the members by it. If ids are exchanged by randomised response, the
-tokens of all these ids are states, each weighed by P(id | token).
+(Witten and Bell 1991), with P(b) the token's share of the public text. Forward and backward sums give the posterior of
+every member at every position; the guess ranks the members by it. If ids are exchanged by randomised response, the
+tokens of all these ids are states, each weighted by P(id | token). The attack is not from a paper.
 
-It uses one token to each side. language.py aggregates over ids and cannot be used here. symbol_decoder.py reads whole
+The transitions are bigrams. language.py aggregates over ids and cannot be used here. symbol_decoder.py reads whole
 texts, and can use a language model.
 """
 
@@ -36,6 +36,12 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
+    """Reads sequences of clusters with a hidden Markov model.
+
+    Attributes:
+        k: guesses at each position.
+    """
+
     k: int = 10
 
     name = "text-in-context"
@@ -52,125 +58,135 @@ class TextInContext(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Reads texts that the budget does not reach as the most frequent member of each cluster."""
+        """Ranks each cluster's members at each position; by frequency alone once the budget is spent."""
         candidates, responses = required(knowledge.candidates), knowledge.responses
-        chain = Chain(
+        model = ClusterHmm(
             candidates if responses is None else candidates.for_exchanged_ids(responses),
             required(knowledge.corpus),
             transcript.size,
             knowledge.tokens(transcript.size),
-            are_exchanged=responses is not None,
+            has_exchanged_ids=responses is not None,
         )
         texts = transcript.tokens
         guess = np.full((len(texts.ids), self.k), NO_BELIEF, np.int64)
         text_start = 0
-        for number, text in enumerate(texts):
+        for index, text in enumerate(texts):
             uses_neighbours = budget.left() > 0
-            budget.spend(chain.work(text) if uses_neighbours else len(text) * work.CALL)
-            for place, belief in enumerate(chain.read(text, uses_neighbours)):
-                members = chain.members(int(text[place]))
+            budget.spend(model.cost(text) if uses_neighbours else len(text) * work.CALL)
+            for position, belief in enumerate(model.read(text, uses_neighbours)):
+                members = model.members(int(text[position]))
                 order = np.argsort(-belief, kind="stable")[: self.k]
-                guess[text_start + place, : len(order)] = members[order]
+                guess[text_start + position, : len(order)] = members[order]
             text_start += len(text)
-            budget.progress((number + 1) / len(texts))
+            budget.progress((index + 1) / len(texts))
         return Guess(running=guess)
 
 
-class Chain:
-    """A hidden Markov chain over the members of groups.
+class ClusterHmm:
+    """A hidden Markov model whose states are the members of groups.
+
+    n' scrambled ids stand for n tokens; m is the number of members of one group.
 
     Attributes:
-        group: (n',) the number of each scrambled id's group, -1 for none.
-        emitted: (m,) log P(id | member) up to a constant, by each id that is exchanged.
-        follows: (n, n) counts of public bigrams.
+        group_of_id: (n',) the index of each scrambled id's group, -1 for none.
+        log_emission: (m,) log P(id | member) up to a constant, for each exchanged id.
+        bigram_counts: (n, n) counts of public bigrams.
         share: (n,) each token's share of the public text.
-        followers, total: (n,) how many different tokens follow each token, and how many in all.
-        pairs: the part of `follows` for each pair of groups, once it was needed.
+        successor_counts: (n,) how many distinct tokens follow each token.
+        bigram_totals: (n,) how many bigrams begin with each token.
+        block_cache: the part of `bigram_counts` for each pair of groups, cached when first used.
     """
 
     def __init__(
-        self, candidates: Candidates, corpus: Sequences, id_count: int, token_count: int, are_exchanged: bool = False
+        self,
+        candidates: Candidates,
+        corpus: Sequences,
+        id_count: int,
+        token_count: int,
+        has_exchanged_ids: bool = False,
     ) -> None:
         """Takes the groups from `candidates` and the transitions from `corpus`.
 
         Args:
             id_count, token_count: how many scrambled and how many public ids there are.
-            are_exchanged: whether ids are exchanged where they occur; the candidates' likelihood is then
+            has_exchanged_ids: whether ids are exchanged where they occur; the candidates' likelihood is then
                 log P(id | member).
         """
-        self.candidates, self.group = candidates, np.full(id_count, -1, np.int64)
-        for number, group in enumerate(candidates.groups):
-            self.group[group.rows] = number
-        exchanged_groups = zip(candidates.groups, candidates.likelihood, strict=True) if are_exchanged else ()
-        self.emitted = {
-            row: row_likelihood
+        self.candidates, self.group_of_id = candidates, np.full(id_count, -1, np.int64)
+        for index, group in enumerate(candidates.groups):
+            self.group_of_id[group.rows] = index
+        exchanged_groups = zip(candidates.groups, candidates.likelihood, strict=True) if has_exchanged_ids else ()
+        self.log_emission = {
+            scrambled_id: id_likelihood
             for group, likelihood in exchanged_groups
-            for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True)
+            for scrambled_id, id_likelihood in zip(group.rows.tolist(), likelihood, strict=True)
         }
-        self.share, pairs = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
-        self.follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(token_count, token_count))
-        self.followers = np.bincount(pairs.left, minlength=token_count).astype(np.float64)
-        self.total = np.bincount(pairs.left, pairs.count, token_count).astype(np.float64)
-        self.pairs: dict[tuple[int, int], sp.csr_matrix] = {}
+        self.share, bigrams = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
+        shape = (token_count, token_count)
+        self.bigram_counts = sp.csr_matrix((bigrams.count, (bigrams.left, bigrams.right)), shape=shape)
+        self.successor_counts = np.bincount(bigrams.left, minlength=token_count).astype(np.float64)
+        self.bigram_totals = np.bincount(bigrams.left, bigrams.count, token_count).astype(np.float64)
+        self.block_cache: dict[tuple[int, int], sp.csr_matrix] = {}
 
     def members(self, scrambled_id: int) -> Ids:
         """Returns (m,) the public ids that a scrambled id may stand for."""
-        number = int(self.group[scrambled_id])
-        return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
+        index = int(self.group_of_id[scrambled_id])
+        return np.empty(0, np.int64) if index < 0 else self.candidates.groups[index].members
 
     def emission(self, scrambled_id: int) -> Floats | float:
         """Returns (m,) P(id | member) up to a factor, or 1 for an id that is not exchanged."""
-        scores = self.emitted.get(scrambled_id)
-        return 1.0 if scores is None else np.exp(scores - scores.max())
+        log_emission = self.log_emission.get(scrambled_id)
+        return 1.0 if log_emission is None else np.exp(log_emission - log_emission.max())
 
-    def counts(self, before: int, after: int) -> sp.csr_matrix:
-        """Returns (a, b) how often the members of one id's group precede those of another's, as a sparse matrix."""
-        key = (int(self.group[before]), int(self.group[after]))
-        if key not in self.pairs:
-            self.pairs[key] = self.follows[self.members(before)][:, self.members(after)]
-        return self.pairs[key]
+    def counts(self, left_id: int, right_id: int) -> sp.csr_matrix:
+        """Returns (m, m') how often the m members of one id's group precede the m' of another's, as a sparse matrix."""
+        key = (int(self.group_of_id[left_id]), int(self.group_of_id[right_id]))
+        if key not in self.block_cache:
+            self.block_cache[key] = self.bigram_counts[self.members(left_id)][:, self.members(right_id)]
+        return self.block_cache[key]
 
-    def forward(self, before: int, after: int, belief: Floats) -> Floats:
-        """Returns (b,) the sum over a of belief(a) P(b | a)."""
-        a, b = self.members(before), self.members(after)
-        weight = belief / (self.total[a] + np.maximum(self.followers[a], 1.0))
-        unseen = float(weight @ np.maximum(self.followers[a], 1.0))
-        sums: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
+    def forward(self, left_id: int, right_id: int, belief: Floats) -> Floats:
+        """Returns for each member b of the right id the sum, over members a of the left, of belief(a) P(b | a)."""
+        left, right = self.members(left_id), self.members(right_id)
+        successors = np.maximum(self.successor_counts[left], 1.0)
+        weight = belief / (self.bigram_totals[left] + successors)
+        backoff_mass = float(weight @ successors)
+        sums: Floats = weight @ self.counts(left_id, right_id) + backoff_mass * self.share[right]
         return sums
 
-    def backward(self, before: int, after: int, belief: Floats) -> Floats:
-        """Returns (a,) the sum over b of P(b | a) belief(b)."""
-        a, b = self.members(before), self.members(after)
-        followers = np.maximum(self.followers[a], 1.0)
-        sums: Floats = self.counts(before, after) @ belief + followers * float(self.share[b] @ belief)
-        return sums / (self.total[a] + followers)
+    def backward(self, left_id: int, right_id: int, belief: Floats) -> Floats:
+        """Returns for each member a of the left id the sum, over members b of the right, of P(b | a) belief(b)."""
+        left, right = self.members(left_id), self.members(right_id)
+        successors = np.maximum(self.successor_counts[left], 1.0)
+        sums: Floats = self.counts(left_id, right_id) @ belief + successors * float(self.share[right] @ belief)
+        return sums / (self.bigram_totals[left] + successors)
 
-    def work(self, text: Ids) -> float:
-        """Returns about the work of reading a text with its neighbours."""
-        member_count = sum(len(self.members(one)) for one in text.tolist())
+    def cost(self, text: Ids) -> float:
+        """Returns the approximate work of reading a text, in seconds of attacks/work.py."""
+        member_count = sum(len(self.members(scrambled_id)) for scrambled_id in text.tolist())
         return 3 * len(text) * work.CALL + work.elements(20.0 * member_count)
 
     def read(self, text: Ids, uses_neighbours: bool) -> list[NDArray[np.float64]]:
-        """Returns for each place (m,) the belief in each member, by its neighbours too or by frequency alone."""
-        own_beliefs = [self.share[self.members(one)] * self.emission(one) for one in text.tolist()]
+        """Returns for each position (m,) the belief in each member, from the whole text, or from frequency alone."""
+        local_beliefs = [self.share[self.members(each)] * self.emission(each) for each in text.tolist()]
         if not uses_neighbours or len(text) < 2:
-            return own_beliefs
-        forward = self._forward_beliefs(text, own_beliefs)
-        backward: list[Floats] = [np.ones(len(own_beliefs[-1]))]
-        for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
-            emitted_belief = backward[-1] * self.emission(after)
-            if self.group[before] >= 0 and self.group[after] >= 0:
-                backward.append(normalised(self.backward(before, after, emitted_belief)))
+            return local_beliefs
+        forward = self._forward_beliefs(text, local_beliefs)
+        backward: list[Floats] = [np.ones(len(local_beliefs[-1]))]
+        for left_id, right_id in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
+            emitted_belief = backward[-1] * self.emission(right_id)
+            if self.group_of_id[left_id] >= 0 and self.group_of_id[right_id] >= 0:
+                backward.append(normalised(self.backward(left_id, right_id, emitted_belief)))
             else:
-                backward.append(np.ones(len(self.members(before))))
-        return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
+                backward.append(np.ones(len(self.members(left_id))))
+        return [left * right for left, right in zip(forward, backward[::-1], strict=True)]
 
-    def _forward_beliefs(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
-        """Returns, for each place, (m,) the belief in each member by the text up to it."""
-        beliefs = [normalised(own_beliefs[0])]
-        for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
-            belief = own_beliefs[place]
-            if self.group[before] >= 0 and self.group[after] >= 0:
-                belief = self.forward(before, after, beliefs[-1]) * self.emission(after)
+    def _forward_beliefs(self, text: Ids, local_beliefs: list[Floats]) -> list[Floats]:
+        """Returns, for each position, (m,) the belief in each member by the text up to it."""
+        beliefs = [normalised(local_beliefs[0])]
+        for position, (left_id, right_id) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
+            belief = local_beliefs[position]
+            if self.group_of_id[left_id] >= 0 and self.group_of_id[right_id] >= 0:
+                belief = self.forward(left_id, right_id, beliefs[-1]) * self.emission(right_id)
             beliefs.append(normalised(belief))
         return beliefs

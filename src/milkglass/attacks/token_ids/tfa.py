@@ -71,7 +71,7 @@ class TFA(Attack):
         public_counts = corpus.counts(knowledge.tokens(transcript.size))
         crib_pairs = np.empty((0, 2), np.int64)
         if self.places:
-            crib_pairs = cribs.consistent(cribs.placed(transcript.tokens, corpus))
+            crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(transcript.tokens, corpus))
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides

@@ -158,10 +158,14 @@ class KeyOptions:
     model: ModelRef = None
     passphrase_file: PassphraseFile = None
 
-    def require(self) -> Path:
-        """Returns the key file's path. Raises, before a passphrase is asked for, if there is none."""
+    def require(self, instead: str = "") -> Path:
+        """Returns the key file's path. Raises, before a passphrase is asked for, if there is none.
+
+        Args:
+            instead: what the command takes in place of a key, for the hint.
+        """
         if self.key is None:
-            raise UsageError("--key is missing", "give the key file, or --split for a model without a key")
+            raise UsageError("--key is missing", f"give the file that `milkglass obfuscate` wrote{instead}")
         if not self.key.is_file():
             raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
         return self.key
@@ -194,12 +198,16 @@ class ServerOptions:
     certificate: Certificate = None
     allow_http: AllowHttp = False
 
+    def require(self, instead: str = "") -> None:
+        """Raises UsageError if there is no address. `instead`: what the command takes in its place, for the hint."""
+        if self.server is None:
+            raise UsageError("--server is missing", f"give its address, or set MILKGLASS_SERVER{instead}")
+
     def open(self) -> Remote:
         from milkglass.client.remote.connection import RetryPolicy
         from milkglass.client.remote.remote import Remote
 
-        if self.server is None:
-            raise UsageError("--server is missing", "give its address, or --split for a split server")
+        self.require()
         token = read_token(self.token_file)
         return Remote(self.server, token, self.allow_http, self.certificate, retry=RetryPolicy(progress=note))
 
@@ -335,6 +343,7 @@ def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey |
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 
+    server.require()
     unlocked = unlocked or key.open()
     return Session(unlocked, codec_of(unlocked, key.model), server.open(), note)
 

@@ -165,7 +165,7 @@ class Codec:
             self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         token_types = batch.get("token_type_ids")
         return Encoded(
-            self._scramble_lists(batch["input_ids"]),
+            self.scramble_lists(batch["input_ids"]),
             None if token_types is None else [np.asarray(row, np.int8) for row in token_types],
             too_long,
         )
@@ -238,7 +238,7 @@ class Codec:
         is_kept = original < 0
         kept_scrambled = scrambled[-1 - original[is_kept]]
         original[is_kept] = self.inverse[kept_scrambled]
-        all_scrambled = self._scramble_lists([original.tolist()])[0]
+        all_scrambled = self.scramble_lists([original.tolist()])[0]
         all_scrambled[is_kept] = kept_scrambled
         return all_scrambled
 
@@ -295,7 +295,7 @@ class Codec:
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
         """Returns the examples, cut to the limit, and (n,) the uncut tokens of each conversation."""
-        return labelled(self.tokenizer, conversations, self._limit(max_length), self._scramble_lists, tools)
+        return labelled(self.tokenizer, conversations, self._limit(max_length), self.scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
@@ -395,7 +395,7 @@ class Codec:
             error.tokens = int(lengths[first])
             raise error
 
-    def _scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+    def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         """Returns the scrambled ids of each list. Raises IdOutOfRange."""
         bounds = [0, *accumulate(map(len, lists))]
         flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])

@@ -63,7 +63,14 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Sc
     return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **parameters})
 
 
-def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
+def new_key(
+    base: Checkpoint,
+    ref: str,
+    scheme: Scheme | None,
+    digest: str,
+    root: bytes | None = None,
+    stage: Stage = no_stage,
+) -> Key:
     """Makes a key for a model, by default with the scheme of `scheme_for`.
 
     `root` replaces a fresh secret: one derived from a parent (`for_job`), or a public one of an attacker or recipe.
@@ -88,7 +95,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
         slot_count = int(symbols.max()) + 1
     permute = hashed_permutation if scheme.hashed else permutation
     key = Key.new(digest, slot_count, architecture.pinned, key_info, permute, root)
-    return with_groups(base, key) if scheme.shares and symbols is None else key
+    return with_groups(base, key, stage) if scheme.shares and symbols is None else key
 
 
 def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:

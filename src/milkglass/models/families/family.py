@@ -112,8 +112,13 @@ class Family:
         if "quantization_config" in checkpoint.config:
             raise UnsupportedModel("this checkpoint is quantised", "start from the unquantised model")
         heads, biases = _matching(checkpoint, self.heads), _matching(checkpoint, self.biases)
-        for name in (*heads, *biases):
-            rows = checkpoint.tensors[name].shape[0]
+        for name in (tables[0], *heads, *biases):
+            shape, dimensions = checkpoint.tensors[name].shape, 1 if name in biases else 2
+            if len(shape) != dimensions:
+                raise UnsupportedModel(
+                    f"{name} has {len(shape)} dimensions, {dimensions} are needed", "give an undamaged checkpoint"
+                )
+            rows = shape[0]
             if rows != ref.shape[0]:
                 raise UnsupportedModel(
                     f"{name} has {rows} rows and the embedding table {ref.shape[0]}",

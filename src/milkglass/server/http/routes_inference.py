@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -149,13 +149,13 @@ async def completions(body: Completion, request: Request, shared: SharedContext)
         if run.answers:
             shared.recording.record_answered(model, run.prompts, run.answers)
 
-    with ExitStack() as closing:
+    async with AsyncExitStack() as closing:
         closing.callback(close)
         engine = await asyncio.wrap_future(entry.engine)
         run.prepare(await run_in_threadpool(end_ids, shared.registry.folder(model.id)))
         engine.submit(run.sequences)
         if body.stream:
-            return EventStream(_stream(run), closing.pop_all().close)  # the stream's business now
+            return EventStream(_stream(run), closing.pop_all())  # the stream's business now
         return await unless_gone(_complete_answer(run), disconnect(request)) or GONE
 
 

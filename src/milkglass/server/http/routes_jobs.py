@@ -140,7 +140,7 @@ async def job_events(
         after = last_event_id
     last_seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(_stream_events(shared, job_id, last_seen), on_close=lambda: None)
+        return EventStream(_stream_events(shared, job_id, last_seen))
     events = await run_in_threadpool(read_events, shared.jobs.folder(job_id), last_seen)
     return JSONResponse({"object": "list", "data": [entry.as_json() for entry in events], "has_more": False})
 

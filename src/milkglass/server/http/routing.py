@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import pydantic_core
 from fastapi import Path, Request, Response
@@ -82,16 +82,22 @@ def sse_event(data: Any, event_type: str | None = None, event_id: str | None = N
     return "\n".join([*lines, f"data: {text}"]) + "\n\n"
 
 
+class AsyncCloseable(Protocol):
+    """What an event stream uses, and closes at its end."""
+
+    def aclose(self) -> Awaitable[None]: ...
+
+
 class EventStream(StreamingResponse):
     """A response of server-sent events.
 
-    When it ends, even before the first event, it closes `events` and calls `on_close` once. Otherwise events whose
-    reader left would keep what they use until the garbage collector finds them.
+    When it ends, even before the first event, it closes `events` and then `resource`. Otherwise events whose reader
+    left would keep what they use until the garbage collector finds them.
     """
 
-    def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], resource: AsyncCloseable | None = None) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._events, self._on_close = events, on_close
+        self._events, self._resource = events, resource
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -100,7 +106,8 @@ class EventStream(StreamingResponse):
             try:
                 await self._events.aclose()
             finally:
-                self._on_close()
+                if self._resource is not None:
+                    await self._resource.aclose()
 
 
 async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:

@@ -3,7 +3,7 @@
 The logarithms of two counts differ by a Gaussian whose variance has two parts: tau^2 between two texts, and the
 sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 if both texts are of
 one kind, and above 1 if not. It need not be stated: inside groups of candidates the counts show it, by the likelihood
-of each tau (`spread` in decipherment.py).
+of each tau (`likeliest_tau` in decipherment.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
-from milkglass.attacks.token_ids.decipherment.decipherment import UNLIKELIEST, confidence
+from milkglass.attacks.token_ids.decipherment.decipherment import LOG_ZERO, confidence
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
@@ -126,7 +126,7 @@ class EvidenceTable:
         log_belief = np.full(self.prior.shape, -np.inf)
         for line, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
             width = int(np.isfinite(self.prior[line]).sum())
-            log_belief[line, :width] = np.maximum(likelihood[number][row, self.column[line, :width]], UNLIKELIEST)
+            log_belief[line, :width] = np.maximum(likelihood[number][row, self.column[line, :width]], LOG_ZERO)
         return np.exp(log_belief - np.logaddexp.reduce(log_belief, axis=1, keepdims=True))
 
     def store(self, evidence: Floats, stored: list[Floats], places_seen: Ids, groups: tuple[Group, ...]) -> None:
@@ -163,5 +163,5 @@ def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> 
         order = np.argsort(members, kind="stable")
         columns = order[np.searchsorted(members, part_group.members, sorter=order)]
         likelihood = candidates.likelihood[number][np.ix_(row_of_id[part_group.rows], columns)]
-        likelihoods.append(np.maximum(likelihood, UNLIKELIEST).astype(np.float64))
+        likelihoods.append(np.maximum(likelihood, LOG_ZERO).astype(np.float64))
     return likelihoods
