@@ -104,7 +104,7 @@ def main() -> None:
         }  # fmt: skip
         print(name, figures[name], flush=True)
 
-    attack = TruncatedSpans(candidates=2, most=8)
+    attack = TruncatedSpans(candidates_per_token=2, beam_width=8)
     lengths = [int(one) for one in options.tokens.split(",")]
     for name in options.models.split(","):
         step = opened(name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from milkglass.attacks.gradients.dager import DAGER
-from milkglass.attacks.gradients.truncated_spans import TruncatedSpans, strongest
+from milkglass.attacks.gradients.truncated_spans import TruncatedSpans, leading_right_singular_vectors
 from milkglass.errors import UsageError
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
@@ -51,7 +51,7 @@ def test_pruned_gradients_give_more_than_chance_and_noise_gives_none(name: str) 
 @pytest.mark.parametrize("count", [2, 9, 40])
 def test_directions_are_those_of_the_gram_matrix(count: int) -> None:
     rows = torch.randn(90, 40, generator=torch.Generator().manual_seed(3))
-    basis = strongest(rows, count)
+    basis = leading_right_singular_vectors(rows, count)
     vectors = torch.linalg.eigh(rows.double().T @ rows.double())[1].flip(1)[:, :count]
     torch.testing.assert_close(basis @ basis.T, vectors @ vectors.T, rtol=0, atol=1e-5)
 
@@ -64,4 +64,4 @@ def test_what_cannot_be_read_is_said() -> None:
     zero = changed(shared(step("bert"), [ONE]), torch.zeros_like)
     assert "no gradient" in str(why_not(TruncatedSpans(), zero.transcript, zero.knowledge))
     with pytest.raises(UsageError, match="most is 0"):
-        TruncatedSpans(most=0)
+        TruncatedSpans(beam_width=0)

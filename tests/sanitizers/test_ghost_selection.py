@@ -17,7 +17,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.selection import Selection, draw_shadows, is_worth_measuring, nearest, select
-from milkglass.sanitizers.ghost.states import Encoder, Prefix
+from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from tests import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -50,9 +50,9 @@ def plain(name: str, spread: float = 1.0) -> Any:
     return model
 
 
-def network(name: str, quick: bool = False, spread: float = 1.0) -> Encoder:
+def network(name: str, quick: bool = False, spread: float = 1.0) -> HeadlessModel:
     causal = name not in ("bert", "mpnet", "roberta", "distilbert", "xlm-roberta")
-    return replace(Encoder.over(plain(name, spread), causal), quick=quick)
+    return replace(HeadlessModel.wrap(plain(name, spread), causal), looks_in_bf16=quick)
 
 
 def shadows(most: int = 5, seed: int = 0) -> Shadows:
@@ -124,13 +124,13 @@ def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.M
     originals = sentences((9,))
     starts = starts_of(originals, of)
     measured = {True: 0, False: 0}
-    losses = Encoder.losses
+    losses = HeadlessModel.losses
 
-    def counted(self: Encoder, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(self: HeadlessModel, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         measured[torch.is_autocast_enabled("cpu")] += len(ids)
         return losses(self, ids, *rest)
 
-    monkeypatch.setattr(Encoder, "losses", counted)
+    monkeypatch.setattr(HeadlessModel, "losses", counted)
     select(net, of, originals, starts, Selection())
     alone = measured[False]
     assert alone and not measured[True]
@@ -180,10 +180,10 @@ def test_a_folder_is_opened_in_silence_and_without_a_draw(tmp_path: Path, capfd:
     folder = tiny.save("roberta", tmp_path / "model")  # saved with a head and without a pooler
     capfd.readouterr()
     before = torch.get_rng_state()
-    opened = Encoder.open(folder)
+    opened = HeadlessModel.open(folder)
     assert capfd.readouterr() == ("", "") and torch.equal(before, torch.get_rng_state())
     ids = torch.arange(4, 12)[None]
-    assert torch.equal(opened.traces(ids), network("roberta").traces(ids)) and not opened.causal
+    assert torch.equal(opened.hidden_states(ids), network("roberta").hidden_states(ids)) and not opened.causal
 
 
 @pytest.mark.parametrize("name", ["bert", *CAUSAL])
@@ -192,7 +192,7 @@ def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
     rng = np.random.default_rng(5)
     tried = torch.from_numpy(rng.integers(4, tiny.VOCAB, (10, 8)))
     owner, free = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0]), torch.full((10,), math.inf, dtype=torch.float64)
-    traces = net.traces(torch.from_numpy(originals))
+    traces = net.hidden_states(torch.from_numpy(originals))
     reference = literal.states_of(plain(name))
     targets = reference(originals.tolist())
     expected = [literal.loss(targets[n], one) for n, one in zip(owner.tolist(), reference(tried.tolist()), strict=True)]
@@ -205,8 +205,8 @@ def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
     assert np.isinf(some[~within]).all()
     assert np.isinf(net.losses(tried, traces, owner, bounds * 0).numpy()).all()
     if net.causal:
-        prefix = net.extended(Prefix.empty(10), tried[:, :3], traces, owner)
-        prefix = net.extended(prefix, tried[:, 3:5], traces, owner)
+        prefix = net.extend_prefix(CachedPrefixes.empty(10), tried[:, :3], traces, owner)
+        prefix = net.extend_prefix(prefix, tried[:, 3:5], traces, owner)
         rest = net.losses(tried[:, 5:], traces, owner, bounds, prefix).numpy()
         np.testing.assert_allclose(rest, some, rtol=1e-4)
 
@@ -214,7 +214,7 @@ def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
 def test_dropped_candidates_are_not_computed_to_the_end() -> None:
     net = network("bert")
     original = sentences((8,))
-    traces = net.traces(torch.from_numpy(np.stack(original)))
+    traces = net.hidden_states(torch.from_numpy(np.stack(original)))
     rows = torch.from_numpy(np.stack([original[0], *sentences((8,) * 5, seed=9)]))
     seen: list[int] = []
     hook = net.layers[1].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
@@ -273,4 +273,4 @@ def test_models_without_one_list_of_layers_are_refused() -> None:
     model = tiny.build("bert").base_model
     model.config.num_hidden_layers = 7
     with pytest.raises(UnsupportedModel, match=r"\b0 lists of 7 layers"):
-        Encoder.over(model, False)
+        HeadlessModel.wrap(model, False)

@@ -73,7 +73,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
     about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}, "order": "own"}
     key = Key.new(digest, len(slots.origin), (4,), KeyInfo(about), permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
-    assert (key.slots.origin == slots.origin).all() and key.slots.tokens == 9
+    assert (key.slots.origin == slots.origin).all() and key.slots.token_count == 9
     choices = AliasChoices.of(key)
     assert choices is not None
     for token, ids in enumerate(VECTOR["ids"]):

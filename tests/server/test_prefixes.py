@@ -89,7 +89,7 @@ def row(tokens: int) -> CachedPrefix:
 
 
 def test_the_longest_unused_goes_first_and_the_bytes_are_bounded() -> None:
-    kept = PrefixCache(limit=8 * 100)
+    kept = PrefixCache(max_bytes=8 * 100)
     first, second, third = ((n, *range(1000 + 99 * n, 1039 + 99 * n)) for n in range(3))
     kept.add(first, row(40))
     kept.add(second, row(40))
@@ -104,7 +104,7 @@ def test_the_longest_unused_goes_first_and_the_bytes_are_bounded() -> None:
 
 
 def test_only_equal_ids_are_matched_and_the_last_one_is_read() -> None:
-    kept, ids = PrefixCache(limit=1 << 20), tuple(range(50))
+    kept, ids = PrefixCache(max_bytes=1 << 20), tuple(range(50))
     kept.add(ids, row(50))
     for prompt, length in (
         ([*ids, 7], 50), (list(ids), 49), (list(ids[:40]), 39), ([*ids[:45], 99, 46], 45),

@@ -1,4 +1,4 @@
-"""Schemes that rewrite tables, and no defence at all, as defences: the scrambled checkpoint and its codec."""
+"""Defences that rewrite the tables of token ids: a scrambled checkpoint and its codec. `Plain` does nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from milkglass.threat.defence import Defence, LabelledTexts
 class TableClient(TokenClient):
     """Sends scrambled ids.
 
-    If a token has several ids, the choice follows from the secret and the text. The same text is sent in the same ids
-    again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)
+    If a token has several ids, the choice follows from the secret and the text. A text is always sent as the same
+    ids, so that a recipe can be repeated; the server sees that two texts are equal. A `Codec` alone draws each time.
     """
 
     def before(self, texts: Sequence[str]) -> list[str]:
@@ -53,16 +53,19 @@ class TableClient(TokenClient):
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
         types = [one for part in encoded_texts for one in part.token_type_ids or ()]
-        cut_texts = tuple(place for place, part in enumerate(encoded_texts) if part.long)
-        return Encoded([one for part in encoded_texts for one in part.ids], types or None, cut_texts)
+        truncated = tuple(index for index, part in enumerate(encoded_texts) if part.long)
+        return Encoded([one for part in encoded_texts for one in part.ids], types or None, truncated)
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
-        choices = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, draw=draw_from(Stream(choices.digest())))
+        digest = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
+        return replace(self.codec, draw=draw_from(Stream(digest.digest())))
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
-    """Returns the key that a secret makes; without a scheme the identity. `digest` is the base's, if it is known."""
+    """Returns the key that a secret makes; without a scheme, one whose permutation is the identity.
+
+    `digest` is the base's, if it is known.
+    """
     key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
@@ -103,15 +106,14 @@ class Plain(Defence):
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`: the vocabulary is permuted, the tables are rewritten.
+    """A scheme of `schemes/`, which permutes the vocabulary and rewrites the tables.
 
     Only a coarse vocabulary with an epsilon has a guarantee. ObfusLM's (k, epsilon)-anonymity is nominal, since its
     sensitivity depends on the data.
 
     Attributes:
         scheme: makes the key and the new tables.
-        bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
-            already has.
+        bands: the factor of frequency bands that are counted on the corpus. None: the scheme is used as it is.
     """
 
     scheme: Scheme
@@ -147,17 +149,17 @@ class TableDefence(Defence):
     ) -> tuple[TableClient, TokenServer]:
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model or another defence")
-        key = key_from(base, self.fitted(base, corpus, secret), secret)
+        key = key_from(base, self.fit_scheme(base, corpus, secret), secret)
         scramble(base, key, folder)
         return self._client(base, key, secret), TokenServer(folder)
 
-    def fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
+    def fit_scheme(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
         """Returns the scheme with what it finds in a corpus, if it needs one. Raises UsageError if there is none."""
         if self.scheme.needs_texts:
             if corpus is None:
-                raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")
-            texts, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
-            return find_map(base, self.scheme, texts, lambda label: Stream(subkey(secret, digest, label)))
+                raise UsageError("symbols are found in a corpus", "give one, or a scheme with its map")
+            counted, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
+            return find_map(base, self.scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
         if self.bands is None:
             return self.scheme
         if corpus is None:

@@ -1,4 +1,4 @@
-"""One row's cosines with all rows of a table, of which rough values are known: the nearest rows, and a quantile.
+"""One row's cosines with all rows of a table, whose approximate values are known: the nearest rows, and a quantile.
 
 Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border or nearly as near as
 each other, is measured in fp64 and rounded to ten decimals, so that results are the same on every machine.
@@ -25,9 +25,10 @@ class SeedRow:
     Attributes:
         rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
-        rank: (n,) by which equal cosines are ordered.
-        likely: rows that reach a bound which some dozens of rows reach, and values that reach a bound which as many
-            reach as the quantile leaves. A bound that is too high only costs time.
+        row: the index of the row that is compared.
+        rank: (n,) the order of rows with equal cosines.
+        likely: the rows above a high bound, which some dozens of rows reach, and the values above a low bound, which
+            enough rows reach for the quantile. A bound that is too high only costs time.
     """
 
     cosines: Cosines = field(repr=False)
@@ -37,49 +38,52 @@ class SeedRow:
     rank: Ids = field(repr=False)
     likely: LikelyRow = field(repr=False)
 
-    def nearest(self, is_free: NDArray[np.bool_], count: int, at: float) -> Ids:
+    def nearest(self, is_free: NDArray[np.bool_], count: int, quantile_index: float) -> Ids:
         """Returns the `count` nearest of the free rows (n,) that reach a quantile, nearest first.
 
-        `at` is the index of the quantile, from 0, over all rows that take part, largest first; linear between two.
+        Args:
+            quantile_index: the index of the quantile among the cosines of all rows that take part, largest first, from
+                0; between two cosines it is interpolated linearly.
         """
-        rows, values = self._candidates(is_free, count, at)
+        rows, values = self._candidates(is_free, count, quantile_index)
         order = np.argsort(-values)
         rows, values = rows[order], values[order]
-        # Where no more rows than int(at) can be nearer than the last one, it reaches the quantile
-        is_ordered = len(rows) == count and self._apart(values)
-        if is_ordered and self._at_most_nearer(self.cosines.slack.below(values[-1])) <= int(at):
+        is_complete = len(rows) == count and self._is_order_certain(values)
+        # if at most int(quantile_index) rows can be nearer than the last one, it reaches the quantile
+        if is_complete and self._max_nearer_count(self.cosines.slack.below(values[-1])) <= int(quantile_index):
             return rows
         rows, cosines = self._measured(rows)
-        return rows[: self._reaching_quantile(cosines[:count], at)]
+        return rows[: self._reaching_quantile(cosines[:count], quantile_index)]
 
-    def _reaching_quantile(self, cosines: NDArray[np.float64], at: float) -> int:
+    def _reaching_quantile(self, cosines: NDArray[np.float64], quantile_index: float) -> int:
         """Returns how many of these exact cosines, largest first, reach the quantile.
 
-        The quantile is computed only if rough values leave one in doubt. A row that at most int(at) rows exceed reaches
-        it. A row that int(at) + 2 exceed, and so both values between which the quantile lies, does not.
+        The quantile is computed only if rough values leave one in doubt. A row that at most int(quantile_index)
+        rows exceed reaches it. A row that int(quantile_index) + 2 exceed does not: both values between which the
+        quantile lies are larger.
         """
-        for number in range(len(cosines), 0, -1):
-            cosine = float(cosines[number - 1])
-            if self._at_most_nearer(cosine) <= int(at):
-                return number
-            if int(np.count_nonzero(self.likely.low_values > self.slack.above(cosine))) < int(at) + 2:
-                return int(np.count_nonzero(cosines >= self.quantile(at)))
+        for count in range(len(cosines), 0, -1):
+            cosine = float(cosines[count - 1])
+            if self._max_nearer_count(cosine) <= int(quantile_index):
+                return count
+            if int(np.count_nonzero(self.likely.low_values > self.slack.above(cosine))) < int(quantile_index) + 2:
+                return int(np.count_nonzero(cosines >= self.quantile(quantile_index)))
         return 0
 
-    def quantile(self, at: float) -> float:
-        """Returns the quantile of exact cosines: those surely above its two neighbours are counted, not measured."""
-        index = int(at)
-        rows, above = _around(self.rough, self._rough_pair(index), self.slack)
+    def quantile(self, quantile_index: float) -> float:
+        """Returns the quantile of exact cosines. Rows surely above the two cosines around it are only counted."""
+        index = int(quantile_index)
+        rows, above = _possible_members(self.rough, self._rough_values_at(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
-        if self._coarse:
+        if self._is_coarse:
             values = self.cosines.measured(self.row, rows)
-            near, above = _around(values, _pair(values, index), self.cosines.slack)
-            rows, index = rows[near], index - above
+            members, above = _possible_members(values, _values_at(values, index), self.cosines.slack)
+            rows, index = rows[members], index - above
         cosines = self._measured(rows)[1]
         high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
-        return round(high + (at - int(at)) * (low - high), COSINE_DECIMALS)
+        return round(high + (quantile_index - int(quantile_index)) * (low - high), COSINE_DECIMALS)
 
-    def _apart(self, values: NDArray[np.float32]) -> bool:
+    def _is_order_certain(self, values: NDArray[np.float32]) -> bool:
         """Returns whether the order of fp32 values, largest first, is certain.
 
         Twice the slack would do, except for cosines that are rounded to one number.
@@ -87,36 +91,39 @@ class SeedRow:
         return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack.fixed
 
     @property
-    def _coarse(self) -> bool:
+    def _is_coarse(self) -> bool:
         """Returns whether rough values have larger errors than those of fp32."""
         return self.slack != self.cosines.slack
 
-    def _at_most_nearer(self, cosine: float) -> int:
+    def _max_nearer_count(self, cosine: float) -> int:
         """Returns an upper bound on the number of rows with a larger cosine."""
-        least = self.slack.below(cosine)
-        return int(np.count_nonzero((self.likely.values if least >= self.likely.bounds[0] else self.rough) > least))
+        bound = self.slack.below(cosine)
+        return int(np.count_nonzero((self.likely.values if bound >= self.likely.bounds[0] else self.rough) > bound))
 
-    def _candidates(self, is_free: NDArray[np.bool_], count: int, at: float) -> tuple[Ids, NDArray[np.float32]]:
+    def _candidates(
+        self, is_free: NDArray[np.bool_], count: int, quantile_index: float
+    ) -> tuple[Ids, NDArray[np.float32]]:
         """Returns all free rows that may be among the `count` nearest and reach the quantile, with fp32 values."""
-        (high, _), rows, values, _ = self.likely
+        rows, values = self.likely.columns, self.likely.values
         rows, values = rows[is_free[rows]], values[is_free[rows]]
-        enough = len(rows) >= count
-        least = _twice_below(_kth(values, count) if enough else self._rough_pair(int(at))[1], self.slack)
-        if not enough or least < high:
-            rows = np.flatnonzero(self.rough >= least)
+        has_enough = len(rows) >= count
+        last = _kth_largest(values, count) if has_enough else self._rough_values_at(int(quantile_index))[1]
+        bound = _twice_below(last, self.slack)
+        if not has_enough or bound < self.likely.bounds[0]:
+            rows = np.flatnonzero(self.rough >= bound)
             rows = rows[is_free[rows]]
             values = self.rough[rows]
         rows, values = _best(rows, values, count, self.slack)
-        if not self._coarse:
+        if not self._is_coarse:
             return rows, values
         return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
 
-    def _rough_pair(self, index: int) -> tuple[float, float]:
+    def _rough_values_at(self, index: int) -> tuple[float, float]:
         """Returns the rough values of an index and the next, from 0, largest first."""
         values = self.likely.low_values
         if len(values) < index + 2 or len(values) == len(self.rough):
             values = self.rough[self.rough > OUTSIDE_VALUE]
-        return _pair(values, index)
+        return _values_at(values, index)
 
     def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns rows and exact cosines, nearest first, ties by rank."""
@@ -125,7 +132,7 @@ class SeedRow:
         return rows[order], cosines[order]
 
 
-def _pair(values: NDArray[np.float32], index: int) -> tuple[float, float]:
+def _values_at(values: NDArray[np.float32], index: int) -> tuple[float, float]:
     """Returns the values of an index and the next, from 0, largest first."""
     first, second = len(values) - 1 - index, max(0, len(values) - 2 - index)
     ranked = np.partition(values, [second, first])
@@ -136,20 +143,21 @@ def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> t
     """Returns the rows that may be among the `count` of the largest values."""
     if len(rows) <= count:
         return rows, values
-    best = values >= _twice_below(_kth(values, count), slack)
-    return rows[best], values[best]
+    is_best = values >= _twice_below(_kth_largest(values, count), slack)
+    return rows[is_best], values[is_best]
 
 
-def _around(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack) -> tuple[Ids, int]:
-    """Returns which values may be either of a pair, the larger first, and how many are surely larger."""
+def _possible_members(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack) -> tuple[Ids, int]:
+    """Returns the indices of the values that may be one of a pair, the larger first, and how many are surely larger."""
     upper, lower = slack.above(slack.above(pair[0])), _twice_below(pair[1], slack)
     return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))
 
 
 def _twice_below(value: float, slack: Slack) -> float:
-    """Returns a bound two slacks lower: a row reaches it roughly if its true cosine is that of the rough `value`."""
+    """Returns a bound two slacks lower, which the rough value of any row reaches whose true cosine may be `value`'s."""
     return float(slack.below(slack.below(value)))
 
 
-def _kth(values: NDArray[np.float32], count: int) -> float:
+def _kth_largest(values: NDArray[np.float32], count: int) -> float:
+    """Returns the smallest of the `count` largest values."""
     return float(np.partition(values, len(values) - count)[len(values) - count])

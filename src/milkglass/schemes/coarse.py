@@ -117,8 +117,8 @@ class Coarse(Scheme):
             raise UsageError("coarse has no map from tokens to symbols yet", "give --data: it is found from your rows")
         return self.map
 
-    def require_tokens(self, tokens: int, special: int) -> None:
-        remaining = tokens - special - self.function_words
+    def require_tokens(self, token_count: int, special_count: int) -> None:
+        remaining = token_count - special_count - self.function_words
         if remaining < 2 * self.symbols:
             raise UsageError(
                 f"{remaining} tokens are left for {self.symbols} symbols; at least twice as many are needed",

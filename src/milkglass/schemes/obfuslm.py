@@ -30,12 +30,12 @@ from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 
-MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
+MAX_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
 
 
 @dataclass(frozen=True)
 class ObfusLM(Scheme):
-    """The ObfusLM scheme. `bands`, `aliases` and `rows` are ours.
+    """Mixes each embedding with those of its cluster. `bands`, `aliases` and `rows` are not the paper's.
 
     Attributes:
         k: the cluster size.
@@ -46,8 +46,8 @@ class ObfusLM(Scheme):
         plus: how the dimensions are mixed as well (ObfusLM+). None: they are not.
         bands: which tokens may share a cluster. None: any.
         aliases: the number of scrambled ids of each ordinary token (aliases.py). None: one.
-        rows: "shared" if all rows of a cluster are its mean. An id, drawn anew at each occurrence, then names the
-            cluster and no token.
+        rows: "shared" if all rows of a cluster are its mean. Ids are then drawn at each occurrence, and name a cluster,
+            not a token.
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -57,7 +57,7 @@ class ObfusLM(Scheme):
     cluster_special: bool = False
     plus: Plus | None = None
     bands: Bands | None = None
-    aliases: int | None = limited(None, least=2, most=MOST_ALIASES, hint="leave it out for one id a token")
+    aliases: int | None = limited(None, least=2, most=MAX_ALIASES, hint="leave it out for one id a token")
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"
@@ -74,15 +74,13 @@ class ObfusLM(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rows is not None:
-            self._require_shareable()
+            self._require_nothing_against_shared_rows()
 
-    def _require_shareable(self) -> None:
+    def _require_nothing_against_shared_rows(self) -> None:
         for option in ("aliases", "plus"):
             if getattr(self, option) is not None:
-                raise UsageError(
-                    f"{option} and rows = shared do not go together",
-                    "ids are drawn within a cluster already, and an id names no token" if option == "aliases" else "",
-                )
+                hint = "ids are drawn within a cluster already, and an id does not name a token"
+                raise UsageError(f"{option} and rows = shared do not go together", hint if option == "aliases" else "")
         if self.cluster_special:
             raise UsageError("cluster_special and rows = shared do not go together", "a model needs its special tokens")
 
@@ -97,14 +95,14 @@ class ObfusLM(Scheme):
     def suggested(self, kind: str) -> dict[str, Any]:
         return {"epsilon": 0.1 if kind == "encoder" else 1.0}
 
-    def require_tokens(self, tokens: int, special: int) -> None:
-        self.require_candidates(tokens if self.cluster_special else tokens - special)
+    def require_tokens(self, token_count: int, special_count: int) -> None:
+        self.require_candidates(token_count if self.cluster_special else token_count - special_count)
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> ObfusLM:
         return replace(self, bands=Bands.counted(counts, factor))
 
     def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
-        """Clusters the rows of `table` (n, d) that `order` lists, in that order, and draws their weights."""
+        """Returns the mixture of the rows of `table` (n, d) that `order` lists, clustered in that order."""
         clusters = self.cluster(table, order, progress)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
 
@@ -115,7 +113,7 @@ class ObfusLM(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> RowMap:  # fmt: skip
-        """Returns EmbedCluster and WeightSynth over the tokens that take part, with a WeightSynth for each alias."""
+        """Returns the mixture by WeightSynth of the tokens' clusters; with aliases, one mixture for each."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
             return Mixture.means(len(table), clusters)
@@ -126,11 +124,11 @@ class ObfusLM(Scheme):
         return mixtures[0] if self.copies == 1 else AliasedMixture(tuple(mixtures), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
-        """Returns EmbedCluster over the tokens that take part."""
-        outside = zero_rows(table)
+        """Returns the clusters that EmbedCluster makes of the tokens that take part."""
+        is_excluded = zero_rows(table)
         if not self.cluster_special:
-            outside[special] = True
-        return self.cluster(table, order[~outside[order]], progress)
+            is_excluded[special] = True
+        return self.cluster(table, order[~is_excluded[order]], progress)
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Progress | None = None) -> list[Ids]:
         """Returns the clusters as arrays of rows, seed first.
@@ -138,27 +136,29 @@ class ObfusLM(Scheme):
         Each band is clustered separately, with a beta that leaves 2k candidates if the band is small.
         """
         self.require_candidates(len(order))
-        bands, all_clusters = [(order, self.beta)], list[Ids]()
+        bands_and_betas, all_clusters = [(order, self.beta)], list[Ids]()
         if self.bands is not None:
-            banded = self.bands.split(order, len(table), self.k)
-            bands = [(band, max(0.0, min(self.beta, 1 - 2 * self.k / len(band)))) for band in banded]
-        for band, beta in bands:
+            bands = self.bands.split(order, len(table), self.k)
+            bands_and_betas = [(band, max(0.0, min(self.beta, 1 - 2 * self.k / len(band)))) for band in bands]
+        for band, beta in bands_and_betas:
             clusters = embed_cluster(table, band, self.k, beta, progress)
             all_clusters += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
         return all_clusters
 
-    def require_candidates(self, tokens: int) -> None:
+    def require_candidates(self, token_count: int) -> None:
         """Raises UsageError if so few tokens take part that no cluster can have k."""
-        max_reach = reach(tokens, self.beta)
-        if self.bands is None and max_reach < self.k:
-            suitable = np.floor(1000 * (tokens - self.k) / max(1, tokens - 1)) / 1000  # a beta, where any does
-            lower = f", or a beta of {suitable:g} or less (--set beta={suitable:g})" if suitable >= 0 else ""
+        max_candidates = reach(token_count, self.beta)
+        if self.bands is None and max_candidates < self.k:
+            # the greatest beta, in thousandths, that leaves k candidates
+            suitable = np.floor(1000 * (token_count - self.k) / max(1, token_count - 1)) / 1000
+            beta_hint = f", or a beta of {suitable:g} or less (--set beta={suitable:g})" if suitable >= 0 else ""
             raise UsageError(
-                f"{tokens} tokens at beta = {self.beta} leave {max_reach} candidates for clusters of {self.k}",
-                f"take --k {max_reach} or less{lower}",
+                f"{token_count} tokens at beta = {self.beta} leave {max_candidates} candidates for clusters of "
+                f"{self.k}",
+                f"take --k {max_candidates} or less{beta_hint}",
             )
 
 
-def noise_labels(copies: int) -> list[str]:
+def noise_labels(aliases_per_token: int) -> list[str]:
     """Returns the labels of the noise streams, one for each alias, so that no two rows are mixed with one draw."""
-    return ["noise/embedding", *(f"noise/embedding/{alias}" for alias in range(1, copies))]
+    return ["noise/embedding", *(f"noise/embedding/{alias}" for alias in range(1, aliases_per_token))]

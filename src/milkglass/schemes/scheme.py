@@ -103,7 +103,7 @@ class Scheme(abc.ABC):
         """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
-    def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
+    def require_tokens(self, token_count: int, special_count: int) -> None:  # noqa: B027 - most schemes take any number
         """Raises UsageError if a vocabulary of so many tokens, of which some are special, is too small."""
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:

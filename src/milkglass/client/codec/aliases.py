@@ -121,7 +121,7 @@ class AliasChoices:
         groups, slots = key.groups, key.slots
         if slots.aliases_per_token > 1:
             order = np.argsort(slots.origin, kind="stable")
-            counts = np.bincount(slots.origin, minlength=slots.tokens)
+            counts = np.bincount(slots.origin, minlength=slots.token_count)
             return cls(np.cumsum(counts) - counts, counts, key.sigma[order])
         if not key.shares or key.token_symbols is not None:
             return None

@@ -355,7 +355,7 @@ class Key:
         """Returns (n,) the scrambled id of each token, or of its first alias."""
         if self.token_symbols is not None:
             return self.sigma[self.token_symbols]
-        return self.sigma[: self.slots.tokens]
+        return self.sigma[: self.slots.token_count]
 
     @property
     def inverse(self) -> NDArray[np.int64]:

@@ -122,7 +122,7 @@ class AttackRecipe(Recipe):
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for number in range(self.keys):
-                fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
+                fitted = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + number))
                 key = seeded_key(base, self.model, digest, self.seed + number, fitted)
                 work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
                 about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})

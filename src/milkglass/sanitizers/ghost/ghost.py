@@ -22,7 +22,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, load_or_make, search, search_digest
 from milkglass.sanitizers.ghost.selection import Choice, Selection, draw_shadows, nearest, select
-from milkglass.sanitizers.ghost.states import Encoder
+from milkglass.sanitizers.ghost.states import HeadlessModel
 from milkglass.sanitizers.table import open_table, table_of
 from milkglass.sequences import Ids, Sequences
 
@@ -58,7 +58,7 @@ class Ghost:
     searched: str = field(repr=False)
     tokenizer: Any = field(repr=False)
     candidates: Shadows = field(repr=False)
-    network: Encoder | None = field(repr=False)
+    network: HeadlessModel | None = field(repr=False)
     limit: int
     seed: int = field(repr=False)
     searching: Search = Search()
@@ -95,7 +95,7 @@ class Ghost:
 
         searched = search_digest(table, texts, searching)
         shadows = load_or_make(searched, len(table), make, cache_folder)
-        network = Encoder.open(folder) if selection.way == "states" else None
+        network = HeadlessModel.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, shadows, network, limit, seed, searching, selection)
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.states import Encoder, Prefix
+from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from milkglass.sequences import Ids
 
 BF16_NOISE_FACTOR = 0.5  # times sqrt(loss noise)
@@ -187,7 +187,7 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 
 
 def select(
-    network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
+    network: HeadlessModel, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
     """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
     choices: list[Choice | None] = [None] * len(originals)
@@ -207,14 +207,14 @@ def select(
 class _Group:
     """Sentences of one length, which are processed together place by place."""
 
-    def __init__(self, network: Encoder, shadows: Shadows, sentences: list[Sentence]) -> None:
+    def __init__(self, network: HeadlessModel, shadows: Shadows, sentences: list[Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
         originals = np.stack([sentence.original for sentence in sentences])
-        self.traces = network.traces(torch.from_numpy(originals))
-        self.length = self.traces.shape[2]
+        self.original_states = network.hidden_states(torch.from_numpy(originals))
+        self.length = self.original_states.shape[2]
         all_rows, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
         self.noise: NDArray[np.float64] | None = None
-        if network.quick:
+        if network.looks_in_bf16:
             with torch.autocast("cpu", torch.bfloat16):
                 self.noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
 
@@ -281,17 +281,22 @@ class _Group:
         return np.flatnonzero(is_near | is_worth_measuring(rough, owner, widths, noise))
 
     def _measure_rows(
-        self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, numbers: Ids, limits: NDArray[np.float64]
+        self,
+        ids: Ids,
+        owner: Ids,
+        stem: tuple[CachedPrefixes, list[int]] | None,
+        numbers: Ids,
+        limits: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Returns (s,) the losses of some of these rows, `Encoder.tokens` at a time; inf above their limits (s,)."""
-        step = max(1, self.network.tokens // ids.shape[1])
+        """Returns (rows,) the losses of the rows `numbers`, in batches that the model takes; inf above their limits."""
+        step = max(1, self.network.max_forward_tokens // ids.shape[1])
         losses_of_steps = [np.empty(0)]
         for first in range(0, len(numbers), step):
             rows = torch.from_numpy(numbers[first : first + step])
-            prefix = None if stem is None else stem[0].chosen(torch.tensor(stem[1])[rows])
+            prefix = None if stem is None else stem[0].select(torch.tensor(stem[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
             owners = torch.from_numpy(owner)[rows]
-            losses = self.network.losses(torch.from_numpy(ids)[rows], self.traces, owners, bounds, prefix)
+            losses = self.network.losses(torch.from_numpy(ids)[rows], self.original_states, owners, bounds, prefix)
             losses_of_steps.append(losses.numpy())
         return np.concatenate(losses_of_steps)
 
@@ -302,19 +307,21 @@ class _Stems:
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active
         self._number()
-        self.prefix = Prefix.empty(len(self.places))
+        self.prefix = CachedPrefixes.empty(len(self.places))
 
     def _number(self) -> None:
         pairs = [(n, i) for n in self.active for i in range(len(self.group.sentences[n].beam))]
         self.places = {pair: place for place, pair in enumerate(pairs)}
 
-    def prefix_before(self, place: int) -> Prefix:
+    def prefix_before(self, place: int) -> CachedPrefixes:
         """Returns the beginnings before a place."""
         begin = self.prefix.length
         if begin < place:
             ids = np.stack([self.group.sentences[n].beam[i].ids[begin:place] for n, i in self.places])
             owner = torch.tensor([n for n, _ in self.places])
-            self.prefix = self.group.network.extended(self.prefix, torch.from_numpy(ids), self.group.traces, owner)
+            self.prefix = self.group.network.extend_prefix(
+                self.prefix, torch.from_numpy(ids), self.group.original_states, owner
+            )
         return self.prefix
 
     def reorder(self, visited: list[int]) -> None:
@@ -324,4 +331,4 @@ class _Stems:
         moved = {*visited}
         rows = [places_before[n, self.group.sentences[n].beam[i].parent if n in moved else i] for n, i in self.places]
         if rows != [*range(len(places_before))]:
-            self.prefix = self.prefix.chosen(torch.tensor(rows))
+            self.prefix = self.prefix.select(torch.tensor(rows))

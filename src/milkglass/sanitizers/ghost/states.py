@@ -1,4 +1,4 @@
-"""GHOST's measure: how far the hidden states of many sequences are from those of others, with little work.
+"""GHOST's loss: how far the hidden states of many sequences are from those of others, computed efficiently.
 
     loss(t') = sum over layers of the mean, over tokens and width, of (h(t) - h(t'))^2        (section 3.4)
 
@@ -6,10 +6,12 @@ The sum is over what enters each layer, the embeddings first, and the model's ou
 All sequences of a call have one length, so there is no padding and no mask.
 
 Two things save work and change no loss. A sequence whose sum exceeds its bound before the last layer is dropped there
-(`losses`). For a causal model the results for a common beginning are reused (`Prefix`).
+(`losses`). For a causal model the results for a common prefix are reused (`CachedPrefixes`).
 
-Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32. What an encoder is
-given is moved to where its model is.
+Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32, except for a first
+look in bf16 (`looks_in_bf16`). Inputs are moved to the model's device.
+
+Shapes: n sequences of T tokens are the originals; r sequences are compared with them, each with one.
 """
 
 from __future__ import annotations
@@ -30,40 +32,41 @@ from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
 
-FORWARD_TOKENS = 2048  # more don't make a processor faster
+FORWARD_TOKENS = 2048  # of one forward pass on a CPU; more bring no speed
 GPU_FORWARD_TOKENS = 32768
-LOSS_SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
+LOSS_SLACK = 1e-5  # the relative change of a loss by rounding in another batch
 
 
-class _NobodyLeft(Exception):
-    """Every sequence of a forward is beyond its bound."""
+class _AllDropped(Exception):
+    """Every sequence of a forward pass is beyond its bound."""
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix:
-    """What a causal model keeps of the beginnings of n sequences of one length.
+class CachedPrefixes:
+    """The keys and values of the prefixes of n sequences, in a causal model, and their losses so far.
 
     Attributes:
         keys, values: for each layer (n, heads, length, width).
-        spent: (n,) the part of each loss that comes from the beginning.
+        losses: (n,) the part of each sequence's loss that comes from its prefix.
+        length: tokens of each prefix.
     """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
-    spent: torch.Tensor
+    losses: torch.Tensor
     length: int = 0
 
     @classmethod
-    def empty(cls, count: int) -> Prefix:
+    def empty(cls, count: int) -> CachedPrefixes:
         return cls((), (), torch.zeros(count, dtype=torch.float64))
 
-    def chosen(self, rows: torch.Tensor) -> Prefix:
-        """Returns some of the beginnings, in this order."""
+    def select(self, rows: torch.Tensor) -> CachedPrefixes:
+        """Returns some of the prefixes, in this order."""
         keys, values = (tuple(tensor[rows] for tensor in tensors) for tensors in (self.keys, self.values))
-        return Prefix(keys, values, self.spent[rows], self.length)
+        return CachedPrefixes(keys, values, self.losses[rows], self.length)
 
     def cache(self) -> Any:
-        """Returns a cache for transformers, which may be changed."""
+        """Returns a new cache for transformers, which the caller may change."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -73,28 +76,30 @@ class Prefix:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoder:
+class HeadlessModel:
     """A model without its head, in evaluation mode.
 
     Attributes:
+        model: of transformers.
+        layers: its layers in order, whose inputs are watched.
         causal: whether a token's states depend only on the tokens before it.
-        quick: whether candidates are first computed in bf16.
+        looks_in_bf16: whether candidates are first computed in bf16.
     """
 
     model: Any
     layers: tuple[Any, ...]
     causal: bool
-    quick: bool = field(default_factory=quick_in_bf16)
+    looks_in_bf16: bool = field(default_factory=quick_in_bf16)
 
     @classmethod
-    def open(cls, folder: Path) -> Encoder:
+    def open(cls, folder: Path) -> HeadlessModel:
         """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
         base = Checkpoint.open(folder)
         kind = architecture_of(base).kind
-        return cls.over(device.moved(body(base)), kind == "decoder")
+        return cls.wrap(device.moved(body(base)), kind == "decoder")
 
     @classmethod
-    def over(cls, model: Any, causal: bool) -> Encoder:
+    def wrap(cls, model: Any, causal: bool) -> HeadlessModel:
         """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
         count = int(model.config.num_hidden_layers)
         lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
@@ -104,51 +109,61 @@ class Encoder:
         return cls(model, tuple(lists[0]), causal, quick_in_bf16() and model.device.type == "cpu")
 
     @property
-    def tokens(self) -> int:
-        """Returns how many tokens go through the model together."""
+    def max_forward_tokens(self) -> int:
+        """Returns how many tokens go through the model together at most."""
         return FORWARD_TOKENS if self.model.device.type == "cpu" else GPU_FORWARD_TOKENS
 
-    def traces(self, ids: torch.Tensor) -> torch.Tensor:
+    def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
         entered: list[torch.Tensor] = []
-        with torch.inference_mode(), self._watch(lambda layer, hidden, args, kwargs: entered.append(hidden)):
+        with (
+            torch.inference_mode(),
+            self._before_each_layer(lambda layer, hidden, args, kwargs: entered.append(hidden)),
+        ):
             last = self.model(input_ids=ids.to(self.model.device), use_cache=False).last_hidden_state
         return torch.stack([*entered, last], 1)
 
     def losses(
-        self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
-        prefix: Prefix | None = None,
+        self, ids: torch.Tensor, originals: torch.Tensor, original_index: torch.Tensor, bounds: torch.Tensor,
+        prefix: CachedPrefixes | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Returns (r,) the loss of each sequence in fp64, on the processor; inf if it exceeds its bound.
+        """Returns (r,) the loss of each sequence in fp64, on the CPU; inf if it exceeds its bound.
 
-        ids (r, t) follow `prefix`, r beginnings of T - t tokens; `owner` (r,) is the trace, of (n, layers + 1, T, d),
-        with which each is compared.
+        Args:
+            ids: (r, t) the last t tokens of each sequence.
+            originals: (n, layers + 1, T, d) hidden states.
+            original_index: (r,) with which of the originals each sequence is compared.
+            bounds: (r,) of the losses.
+            prefix: the first T - t tokens of each sequence. None: t is T.
         """
-        target = self.model.device
-        ids, owner, bounds = ids.to(target), owner.to(target), bounds.to(target)
-        tally = _ForwardSums(traces, owner, bounds * (1 + LOSS_SLACK), prefix or Prefix.empty(len(ids)), len(ids))
+        model_device = self.model.device
+        ids, original_index, bounds = (tensor.to(model_device) for tensor in (ids, original_index, bounds))
+        prefixes = prefix or CachedPrefixes.empty(len(ids))
+        sums = _ForwardSums(originals, original_index, bounds * (1 + LOSS_SLACK), prefixes, len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
-        with torch.inference_mode(), self._watch(tally.enter):
+        with torch.inference_mode(), self._before_each_layer(sums.enter):
             try:
                 last = self.model(input_ids=ids, use_cache=bool(cache), **cache).last_hidden_state
-                tally.count(len(self.layers), last)
-            except _NobodyLeft:
+                sums.add_layer(len(self.layers), last)
+            except _AllDropped:
                 return torch.full((len(ids),), math.inf, dtype=torch.float64)
-        return tally.result().cpu()
+        return sums.losses().cpu()
 
-    def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
-        """Returns the beginnings followed by ids (n, s). See `losses` for `traces` and `owner`."""
-        ids, owner = ids.to(self.model.device), owner.to(self.model.device)
+    def extend_prefix(
+        self, prefix: CachedPrefixes, ids: torch.Tensor, originals: torch.Tensor, original_index: torch.Tensor
+    ) -> CachedPrefixes:
+        """Returns the prefixes followed by ids (r, s). See `losses` for the other arguments."""
+        ids, original_index = ids.to(self.model.device), original_index.to(self.model.device)
         no_bounds = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
-        tally, cache = _ForwardSums(traces, owner, no_bounds, prefix, len(ids)), prefix.cache()
-        with torch.inference_mode(), self._watch(tally.enter):
+        sums, cache = _ForwardSums(originals, original_index, no_bounds, prefix, len(ids)), prefix.cache()
+        with torch.inference_mode(), self._before_each_layer(sums.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-        tally.count(len(self.layers), last)
+        sums.add_layer(len(self.layers), last)
         keys, values = (tuple(getattr(layer, name) for layer in cache.layers) for name in ("keys", "values"))
-        return Prefix(keys, values, tally.sums, prefix.length + ids.shape[1])
+        return CachedPrefixes(keys, values, sums.sums, prefix.length + ids.shape[1])
 
     @contextmanager
-    def _watch(self, enter: Any) -> Iterator[None]:
+    def _before_each_layer(self, enter: Any) -> Iterator[None]:
         """Calls enter(layer, hidden, args, kwargs) before each layer; it may return other arguments."""
 
         def hook_of(layer: int) -> Any:
@@ -158,7 +173,7 @@ class Encoder:
             return hook
 
         layers = enumerate(self.layers)
-        hooks = [layer.register_forward_pre_hook(hook_of(number), with_kwargs=True) for number, layer in layers]
+        hooks = [layer.register_forward_pre_hook(hook_of(index), with_kwargs=True) for index, layer in layers]
         try:
             yield
         finally:
@@ -167,30 +182,45 @@ class Encoder:
 
 
 class _ForwardSums:
-    """The sums of one forward, and the rows (a,) still in it, by their numbers at the beginning."""
+    """The losses so far of the sequences of one forward pass.
+
+    Attributes:
+        sums: (r,) of all sequences.
+        rows: the indices of the sequences that are still in the pass.
+    """
 
     def __init__(
-        self, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor, prefix: Prefix, count: int
+        self,
+        originals: torch.Tensor,
+        original_index: torch.Tensor,
+        bounds: torch.Tensor,
+        prefix: CachedPrefixes,
+        row_count: int,
     ) -> None:
-        self.traces, self.owner, self.bounds, self.length = traces, owner, bounds, prefix.length
-        self.sums = prefix.spent.to(traces.device, copy=True)
-        self.rows, self.all = torch.arange(count, device=traces.device), count
+        self._originals, self._original_index, self._bounds = originals, original_index, bounds
+        self._prefix_length, self._row_count = prefix.length, row_count
+        self.sums = prefix.losses.to(originals.device, copy=True)
+        self.rows = torch.arange(row_count, device=originals.device)
 
-    def count(self, layer: int, hidden: torch.Tensor) -> None:
-        stop = self.length + hidden.shape[1]
-        error = hidden - self.traces[self.owner[self.rows], layer, self.length : stop]
-        number_count = self.traces.shape[2] * self.traces.shape[3]
-        self.sums[self.rows] += error.square().sum((1, 2)).double() / number_count
+    def add_layer(self, layer: int, hidden: torch.Tensor) -> None:
+        """Adds what the states that enter a layer, or leave the last one, contribute to the losses."""
+        stop = self._prefix_length + hidden.shape[1]
+        difference = hidden - self._originals[self._original_index[self.rows], layer, self._prefix_length : stop]
+        element_count = self._originals.shape[2] * self._originals.shape[3]
+        self.sums[self.rows] += difference.square().sum((1, 2)).double() / element_count
 
     def enter(self, layer: int, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Counts what enters a layer, and keeps the rows within their bounds."""
-        self.count(layer, hidden)
-        is_within = self.sums[self.rows] <= self.bounds[self.rows]
+        """Adds what enters a layer, and keeps the rows within their bounds.
+
+        Returns the layer's arguments for these rows; None if no row was dropped.
+        """
+        self.add_layer(layer, hidden)
+        is_within = self.sums[self.rows] <= self._bounds[self.rows]
         if not is_within.any():
-            raise _NobodyLeft
+            raise _AllDropped
         if not is_within.all():
             self.rows, hidden = self.rows[is_within], hidden[is_within]
-        if len(self.rows) == self.all:
+        if len(self.rows) == self._row_count:
             return None
         other_arguments = {name: self._narrow(layer, kwargs[name]) for name in kwargs if name != "hidden_states"}
         if args:
@@ -200,14 +230,16 @@ class _ForwardSums:
     def _narrow(self, layer: int, argument: Any) -> Any:
         """Returns the part for the remaining rows of what was made for all, such as masks and a layer's cache."""
         if isinstance(argument, torch.Tensor):
-            return argument[self.rows] if argument.dim() > 1 and argument.shape[0] == self.all else argument
+            return argument[self.rows] if argument.dim() > 1 and argument.shape[0] == self._row_count else argument
         if isinstance(argument, tuple):
             return tuple(self._narrow(layer, part) for part in argument)
         if hasattr(argument, "layers") and layer < len(argument.layers):
-            argument.layers[layer].batch_select_indices(self.rows)  # a cache's; asked for once in a forward
+            argument.layers[layer].batch_select_indices(self.rows)  # the layer's cache; this runs once a forward pass
         return argument
 
-    def result(self) -> torch.Tensor:
+    def losses(self) -> torch.Tensor:
+        """Returns (r,) the losses, inf for sequences beyond their bounds."""
         losses = torch.full_like(self.sums, math.inf)
-        losses[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
+        sums = self.sums[self.rows]
+        losses[self.rows] = torch.where(sums <= self._bounds[self.rows], sums, math.inf)
         return losses

@@ -124,7 +124,9 @@ class SmallReader(torch.nn.Module):
         is_token = torch.arange(ids.shape[1]) < lengths[:, None]
         penalty = torch.zeros(())
         if clusters.centres is not None and (selected := clustered & is_token).any():
-            centres = torch.from_numpy(clusters.centres)[torch.from_numpy(clusters.of_tokens(len(self.clustered)))[ids]]
+            centres = torch.from_numpy(clusters.centres)[
+                torch.from_numpy(clusters.symbol_of_all_tokens(len(self.clustered)))[ids]
+            ]
             penalty = (points - centres)[selected].square().sum(-1).mean()
             points = points + (centres - points).detach()
         rows = self.drop(torch.where(clustered[..., None], self.widen(points), self.own_vector(ids)))
@@ -179,9 +181,9 @@ class Training:
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
-            self.clusters.start(points, self.drawn)
+            self.clusters.draw_centres(points, self.drawn)
         for _ in range(round_count):
-            self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
+            self.clusters.run_round(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
         """Yields numbers of rows, ROWS_A_STEP at a time and of similar length, in random order."""

@@ -343,6 +343,6 @@ def _cache_row(runner: CachingRunner, sequence: Sequence, rows: RunningRows, ind
     if isinstance(sequence.prompt, torch.Tensor):
         return
     try:
-        runner.remember(rows, index, [*sequence.prompt, *sequence.answer])
+        runner.cache_row(rows, index, [*sequence.prompt, *sequence.answer])
     except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
         log.warning("no memory for a finished answer's keys and values: they are not kept")

@@ -1,13 +1,13 @@
 """Runs a model for the generator: the interface of a runner, one for transformers models, and one with a cache.
 
-A runner knows rows of ids and logits, and nothing of sampling, users or the web, so that another engine can replace it.
+A runner handles rows of ids and logits alone, not sampling, users or the web, so that another engine can replace it.
 Rows are padded on the left, so that every row's newest token is in the last column. Masks and positions are explicit: a
 row's logits are those that it would get alone. A token is an id, or its vector from the embedding layer, if a client
 has this layer.
 
-`CachingRunner` keeps keys and values of finished conversations, whose ids the next turn begins with. A new prompt
-reuses them for its longest common prefix with a cached row, and reads only the rest. Only equal ids of one model match.
-Rows of `CachedRows` keep every position, even if a model attends to a window, so that they can be cut anywhere.
+`CachingRunner` keeps keys and values of finished conversations, because the next turn's prompt begins with their ids. A
+new prompt reuses them for its longest common prefix with a cached row, and runs only the rest. Only equal ids of one
+model match. Rows keep every position, even if a model uses sliding-window attention, so that they can be cut anywhere.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = "Sequence[int] | torch.Tensor"  # ids, or vectors (t, d)
 Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
-MIN_PREFIX_IDS = 32  # ids: shorter prefixes are read again, together with other prompts
+MIN_PREFIX_IDS = 32  # shorter prefixes are computed again, together with other prompts
 
 
 class RunningRows(Protocol):
     """Rows that a model has read, in order, with their key-value cache."""
 
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
-        """Reads one more token of each row. Returns logits (rows, n) of the next."""
+        """Runs one more token of each row. Returns logits (rows, vocabulary) of the next token."""
 
     def keep(self, indices: list[int]) -> None:
         """Keeps these rows, at least one, in this order. A row may be named twice."""
@@ -48,10 +48,10 @@ class RunningRows(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Reads prompts. A prompt that cannot be read raises, and does not affect other rows."""
+    """Runs prompts. It raises for a prompt that cannot be run; other rows are not affected."""
 
     def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
-        """Reads whole prompts. Returns a group of rows, and logits (rows, n) of the first id of each answer."""
+        """Runs whole prompts. Returns a group of rows, and logits (rows, vocabulary) of the first id of each answer."""
 
 
 class TransformersRunner:
@@ -94,6 +94,7 @@ class CachedRows:
         return self.forward(model_inputs(token_rows, self._model), self.mask.sum(-1, keepdim=True) - 1)
 
     def forward(self, tokens: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
+        """Runs tokens at `positions` (b, t). Returns the logits (b, vocabulary) of the last column."""
         options: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
         output = self._model(**tokens, attention_mask=self.mask, position_ids=positions, **options)
         logits: torch.Tensor = output.logits[:, -1]
@@ -113,11 +114,11 @@ class CachedRows:
         """Keeps these rows, and drops columns that are padding in all of them."""
         index = torch.tensor(indices, device=self.mask.device)
         self.mask = self.mask[index]
-        padding = int(self.mask.argmax(-1).min())
-        self.mask = self.mask[:, padding:]
+        padding_columns = int(self.mask.argmax(-1).min())
+        self.mask = self.mask[:, padding_columns:]
         for layer in self.cache.layers:
-            layer.keys = layer.keys[index, :, padding:]
-            layer.values = layer.values[index, :, padding:]
+            layer.keys = layer.keys[index, :, padding_columns:]
+            layer.values = layer.values[index, :, padding_columns:]
 
     def join(self, other: RunningRows) -> None:
         assert isinstance(other, CachedRows)
@@ -135,7 +136,7 @@ class CachedRows:
 @final
 @dataclass(frozen=True, eq=False)
 class CachedPrefix:
-    """The keys and values (1, heads, t, d) of each layer, of one row."""
+    """The keys and values (1, heads, t, d) of one row, for each layer."""
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
@@ -145,10 +146,10 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """The keys and values of finished rows by their ids, the longest unused first, `size_bytes` in all."""
+    """The keys and values of finished rows by their ids, least recently used first, `size_bytes` in all."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit, self.size_bytes = limit, 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.size_bytes = max_bytes, 0
         self._rows: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()
 
     def __len__(self) -> int:
@@ -156,46 +157,49 @@ class PrefixCache:
 
     def fits(self, row: CachedPrefix) -> bool:
         """Returns whether a row fits into the whole cache."""
-        return row.size_bytes <= self._limit
+        return row.size_bytes <= self._max_bytes
 
     def add(self, ids: tuple[int, ...], row: CachedPrefix) -> None:
-        """Adds a row, and drops rows that are its beginnings. A row larger than the cache is not kept."""
+        """Adds a row, and drops rows that are prefixes of it. A row larger than the cache is not kept."""
         if not self.fits(row):
             return
         for prefix in [stored for stored in self._rows if stored == ids[: len(stored)]]:
             self._drop(prefix)
         self._rows[ids] = row
         self.size_bytes += row.size_bytes
-        while self.size_bytes > self._limit:
+        while self.size_bytes > self._max_bytes:
             self._drop(next(iter(self._rows)))
 
     def longest_match(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
-        """Returns the row with the longest common prefix, and the prefix's length without the prompt's last id."""
-        best, length = None, MIN_PREFIX_IDS - 1
+        """Returns the row with the longest common prefix, and that prefix's length, at most len(prompt) - 1.
+
+        None if no prefix has MIN_PREFIX_IDS. The row counts as used.
+        """
+        best_ids, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
             shared_length = min(common_prefix(ids, prompt), len(prompt) - 1)
             if shared_length > length:
-                best, length = ids, shared_length
-        if best is None:
+                best_ids, length = ids, shared_length
+        if best_ids is None:
             return None
-        self._rows.move_to_end(best)
-        return self._rows[best], length
+        self._rows.move_to_end(best_ids)
+        return self._rows[best_ids], length
 
     def _drop(self, ids: tuple[int, ...]) -> None:
         self.size_bytes -= self._rows.pop(ids).size_bytes
 
 
 class CachingRunner:
-    """Runs a transformers model, and caches at most `limit` bytes of rows that end."""
+    """Runs a transformers model, and caches at most `max_bytes` of finished rows."""
 
-    def __init__(self, model: PreTrainedModel, limit: int) -> None:
+    def __init__(self, model: PreTrainedModel, max_bytes: int) -> None:
         self._model, self._runner = model, TransformersRunner(model)
-        self.prefixes = PrefixCache(limit)
+        self.prefixes = PrefixCache(max_bytes)
 
     def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
-        """Reads prompts without a cached prefix together, and the others one by one.
+        """Runs prompts without a cached prefix together, and the others one by one.
 
-        The rests of the others are short, and padding between a prefix and its rest would shift windows.
+        Their suffixes are short, and padding between a prefix and its suffix would shift attention windows.
         """
         cache = self.prefixes
         prefixes = [None if isinstance(prompt, torch.Tensor) else cache.longest_match(prompt) for prompt in prompts]
@@ -209,25 +213,25 @@ class CachingRunner:
         rows = groups[0][0]
         for other, _ in groups[1:]:
             rows.join(other)
-        original_order = sorted(range(len(order)), key=order.__getitem__)
-        if original_order != list(range(len(original_order))):
-            rows.keep(original_order)
-        return rows, torch.cat([logits for _, logits in groups])[original_order]
+        inverse_order = sorted(range(len(order)), key=order.__getitem__)
+        if inverse_order != list(range(len(inverse_order))):
+            rows.keep(inverse_order)
+        return rows, torch.cat([logits for _, logits in groups])[inverse_order]
 
-    def _prefill_after(self, row: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
-        """Reads what follows the first `length` ids."""
+    def _prefill_after(self, prefix: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+        """Runs what follows the first `length` ids, which `prefix` has."""
         from transformers import DynamicCache
 
         cache, device = DynamicCache(), self._model.device
-        for layer_index, (keys, values) in enumerate(row.layers):
+        for layer_index, (keys, values) in enumerate(prefix.layers):
             cache.update(keys[:, :, :length], values[:, :, :length], layer_index)
         rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
         positions = torch.arange(length, len(prompt), device=device)[None]
         suffix_ids = torch.tensor([list(prompt[length:])], device=device)
         return rows, rows.forward({"input_ids": suffix_ids}, positions)
 
-    def remember(self, rows: RunningRows, index: int, ids: Sequence[int]) -> None:
-        """Caches a row that ends. `ids` are its prompt and answer, whose last id may not have been read."""
+    def cache_row(self, rows: RunningRows, index: int, ids: Sequence[int]) -> None:
+        """Caches a finished row. `ids` are its prompt and answer, whose last id may not have been run."""
         assert isinstance(rows, CachedRows)
         length = int(rows.mask[index].sum())
         if length < MIN_PREFIX_IDS:
