@@ -69,7 +69,7 @@ def utility(folder: Path, codec: Codec, asked: Questions) -> dict[str, Interval]
     result: dict[str, Interval] = {}
     if asked.dialogues:
         written = answers(model, codec, asked.dialogues, SUMMARY_TOKENS)
-        likeness = text.rouge(written, asked.references, np.random.default_rng(0))
+        likeness = text.mean_similarity(written, asked.references, np.random.default_rng(0))
         result |= {name: likeness[name] for name in MEASURES}
     if asked.prompts:
         written = answers(model, codec, [one.text for one in asked.prompts], IFEVAL_TOKENS)

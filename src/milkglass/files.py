@@ -1,8 +1,9 @@
 """Writes files and folders that appear whole or not at all, and that only their owner can read.
 
 All that Milkglass writes for its user has mode 0600 (folders 0700) from the first byte. The content is on the disk
-before the name is, and the name has its old content until then. A writer that is killed leaves a file `.NAME.`, eight
-hexadecimal digits and `.tmp`, which is never read.
+before the name is, and the name has its old content until then. A writer that is killed leaves a file
+`.NAME.XXXXXXXX.tmp` (X a hexadecimal digit), which is never read. Scrambled folders, which are for others, have the
+modes of any new file.
 """
 
 from __future__ import annotations
@@ -26,34 +27,38 @@ READ_BYTES = 1 << 20  # bytes of a file that are read at a time
 
 def require_writable(path: Path) -> None:
     """Raises UsageError if nothing can be created under this name."""
-    parent = nearest_parent(path)
+    parent = nearest_existing_parent(path)
     if not parent.is_dir():
         raise UsageError(f"{path} cannot be made: {parent} is a file", "give another place")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be made: {parent} is not ours to write in", "give another place")
+        raise UsageError(f"{path} cannot be made: {parent} is not writable", "give another place")
 
 
-def nearest_parent(path: Path) -> Path:
+def nearest_existing_parent(path: Path) -> Path:
     """Returns the nearest parent of a path that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists() or parent.is_symlink())
 
 
-def private_dir(folder: Path, close: bool = False) -> Path:
-    """Creates a folder and its missing parents with mode 0700, and returns it. `close`: also one that exists."""
+def private_dir(folder: Path, restrict_existing: bool = False) -> Path:
+    """Creates a folder and its missing parents with mode 0700, and returns it.
+
+    With `restrict_existing`, a folder that exists gets that mode, too.
+    """
     if not folder.is_dir():
         private_dir(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-    if close:
+    if restrict_existing:
         folder.chmod(0o700)
     return folder
 
 
 @contextmanager
 def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Iterator[Path]:
-    """Yields an empty file beside `target`, which takes the target's name when the block ends.
+    """Yields the path of an empty file beside `target`, which takes the target's name when the block ends.
 
     Args:
         target: the file's name. Its folder must exist. A link to a file stays a link.
+        replace: whether a file of that name may exist.
         private: False for a file that is given to others, which gets the mode of any new file.
 
     Raises:
@@ -70,7 +75,7 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
         os.close(os.open(partial, NEW_FILE_FLAGS, 0o600 if private else 0o666))
         yield partial
         if private:
-            partial.chmod(0o600)  # a library may have made the file anew
+            partial.chmod(0o600)  # a library may have made the file again
         sync(partial)
         if replace:
             partial.replace(target)
@@ -106,7 +111,7 @@ def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int |
 
 
 def partial_folder(target: Path) -> Path:
-    """Returns the folder beside `target` in which a long job builds it."""
+    """Returns the folder beside `target` in which a long job builds `target`."""
     return target.with_name(f".{target.name}.partial")
 
 
@@ -115,7 +120,7 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
     """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.
 
     Args:
-        private: whether the folder is 0700 and all in it 0600. False for a folder that is given to others.
+        private: whether folders are 0700 and files 0600. False for a folder that is given to others.
 
     Raises:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
@@ -132,16 +137,16 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
             for path in partial.rglob("*"):
                 if not path.is_symlink():
                     path.chmod(0o700 if path.is_dir() else 0o600)
-        finish(partial, target)
+        rename_into_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def finish(partial: Path, target: Path) -> None:
+def rename_into_place(partial: Path, target: Path) -> None:
     """Renames a finished file or folder on the same disk, after all its content is on the disk.
 
-    For work that resumes after a kill, and so keeps a name of its own until then. `new_dir` is for all else. Modes
-    stay.
+    It is for work that resumes after a kill under a temporary name; for all else there is `new_dir`. Modes do not
+    change.
 
     Raises:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
@@ -154,13 +159,13 @@ def finish(partial: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def remove_dir(folder: Path, aside: Path) -> None:
-    """Removes a folder whose name must be free at once. Raises FileNotFoundError.
+def remove_dir(folder: Path, trash: Path) -> None:
+    """Removes a folder whose name must be free at once. Raises FileNotFoundError if there is no such folder.
 
-    Its content is deleted under the name `aside`, where the next start of the program deletes what a kill left.
+    Its content is deleted under the name `trash`, where the next start of the program deletes what a kill left.
     """
-    folder.rename(aside)
-    shutil.rmtree(aside)
+    folder.rename(trash)
+    shutil.rmtree(trash)
 
 
 def sha256(path: Path, progress: Progress = no_progress) -> str:

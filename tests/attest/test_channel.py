@@ -38,7 +38,7 @@ from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import Call
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import AttestationError, Busy, Unreachable, UsageError
-from milkglass.proxy.plain import PlainProxy
+from milkglass.proxy.attested import AttestedProxy
 from milkglass.server.settings import Limits
 from tests.attest import intel_forger
 from tests.attest.programs import leave, serving
@@ -598,7 +598,7 @@ def test_a_caller_that_leaves_a_silent_server_gives_its_connection_back_at_once(
     monkeypatch.setattr(channel, "MAX_CONNECTIONS", 1)
 
     async def scene(server: Server, one: Client) -> None:
-        app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+        app = AttestedProxy(one.channel, None, None, None, "by policy", Limits()).app()
         await leave(app, "/v1/chat/completions", lambda: bool(server.received))
         server.silent = False
         assert await asyncio.wait_for(one.ask(), 5) == b'{"ok": true}'
@@ -609,13 +609,13 @@ def test_a_caller_that_leaves_a_silent_server_gives_its_connection_back_at_once(
 def test_a_header_that_is_not_ascii_is_sent_byte_for_byte(authority: Authority) -> None:
     async def work() -> None:
         async with Server([authority.issued("a")], honest).running() as server, client(authority, server.port) as one:
-            app = PlainProxy(one.channel, None, None, None, "by policy", Limits()).app()
+            app = AttestedProxy(one.channel, None, None, None, "by policy", Limits()).app()
             async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as local:
                 headers = {b"accept": b"\xff\xe9"}
                 assert (await local.post("/v1/embeddings", content=b"{}", headers=headers)).status_code == 200
             assert b"\xff\xe9" in server.received
             with pytest.raises(UsageError, match="ASCII"):
-                PlainProxy(one.channel, None, "t\u00f6ken", None, "by policy", Limits())
+                AttestedProxy(one.channel, None, "t\u00f6ken", None, "by policy", Limits())
 
     asyncio.run(work())
 

@@ -124,7 +124,7 @@ def test_what_is_finished_takes_its_name_with_its_content_on_the_disk(
     if kind == "folder":
         (tmp_path / "link").rename(partial / "link")  # a link to what is not there has nothing to sync
     monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, target.exists())))
-    files.finish(partial, target)
+    files.rename_into_place(partial, target)
     assert {("partial", False), (inner.name, False)} <= {*synced} and synced[-1] == (tmp_path.name, True)
     assert (target / "x" if kind == "folder" else target).read_text() == "x" and not partial.exists()
 
@@ -136,7 +136,7 @@ def test_what_is_finished_takes_no_name_of_another(taken: str, tmp_path: Path) -
     held.parent.mkdir(exist_ok=True)
     held.write_text("theirs")
     with pytest.raises(FileExistsError):
-        files.finish(tmp_path / "partial", tmp_path / "done")
+        files.rename_into_place(tmp_path / "partial", tmp_path / "done")
     assert held.read_text() == "theirs" and (tmp_path / "partial").is_dir()
 
 

@@ -80,7 +80,7 @@ def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: P
     assert set(found) == {f"{measure}, era, v after" for measure in MEASURES}
     assert found["tokens top-1 of the client's, era, v after"] == 100
     assert found["rouge-l of the client's, era, v after"] == 100
-    client = text.rouge([codec.decode(one) for one in made.ids], made.references, np.random.default_rng(1))
+    client = text.mean_similarity([codec.decode(one) for one in made.ids], made.references, np.random.default_rng(1))
     for name in ("rouge-1", "rouge-l"):
         assert found[f"{name}, era, v after"] == 100 * client[name].value
 
@@ -113,7 +113,7 @@ def test_scores_and_losses_are_kept_row_by_row() -> None:
     of = {"variant": "v", "when": "after"}
     (loss,) = loss_figures(losses, 1, of, kept)
     assert (loss.name, loss.value, loss.half_width) == ("loss, v after", 7 / 4, pytest.approx(0.5))
-    scores = text.rouge_rows(["red green blue", "a"], ["blue green red", "b"])
+    scores = text.scores_by_text(["red green blue", "a"], ["blue green red", "b"])
     found = mean_figures({name: scores[name] for name in ("rouge-1", "rouge-l")}, 1, of, kept)
     first, last = found
     assert (first.value, last.value) == pytest.approx((50.0, 100 / 6))

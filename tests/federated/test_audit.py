@@ -17,7 +17,7 @@ from markupsafe import escape
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
-from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, audit_updates, require_names
+from milkglass.audit.updates.attack import INVERSIONS, SHADOW_ATTACKS, audit_updates, require_names
 from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, token_share, verdict
@@ -138,13 +138,13 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
 def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     scene: Mapping[str, World], heard: Mapping[str, Heard], cache: None
 ) -> None:
-    found, readings = audited(scene["ghost"], names=["dager", *ADAPTIVE])
-    assert require_names(None, ghost=True) == [*INVERSIONS, *ADAPTIVE]
+    found, readings = audited(scene["ghost"], names=["dager", *SHADOW_ATTACKS])
+    assert require_names(None, ghost=True) == [*INVERSIONS, *SHADOW_ATTACKS]
     dager = of(found, "dager")
     assert dager.trained is not None and dager.trained["exact texts"].value == 1
     assert dager.measures["rouge-1"].value < 0.3
     assert of(found, AS_THEY_ARE).measures == dager.measures, "an exact inversion is no better than the shadows"
-    for name in ADAPTIVE:
+    for name in SHADOW_ATTACKS:
         one = of(found, name)
         assert one.state == "done" and one.trained is None and 0 <= token_share(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
@@ -154,7 +154,7 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
-    fewer = replace(found, results=(replace(dager, trained=half), *(of(found, name) for name in ADAPTIVE)))
+    fewer = replace(found, results=(replace(dager, trained=half), *(of(found, name) for name in SHADOW_ATTACKS)))
     assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
@@ -167,7 +167,7 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     world = scene["ghost"]
     lines = [json.loads(line)["text"] for line in (world.files / "a.jsonl").read_text().splitlines()]
     alike = [f"{' '.join(reversed(one.split()))} {SECRET}" for one in lines for _ in range(4)]
-    rules = [*ADAPTIVE]
+    rules = [*SHADOW_ATTACKS]
     found, _ = audited(world, names=rules, public=PublicSource([*alike, *lines], "f.txt"))
     assert found.public["left_out"] == 2, "who has the very text needs no attack"
     assert found.public["given"] == len(alike) + 1 and found.public["own"] == 1, "the third text is behind no update"

@@ -129,12 +129,12 @@ def test_perplexity_counts_tokens_and_not_texts() -> None:
 
 
 def test_rouge_is_the_mean_over_texts() -> None:
-    found = text.rouge(["the cat sat", "a dog"], ["sat cat the", "big bird"], rng())
+    found = text.mean_similarity(["the cat sat", "a dog"], ["sat cat the", "big bird"], rng())
     assert found["rouge-1"].value == pytest.approx(0.5)
     assert found["rouge-l"].value == pytest.approx(1 / 6)
     assert found["rouge-1"].units == 2
     with pytest.raises(UsageError, match=r"\b1 texts\b.*\b2 references"):
-        text.rouge(["a"], ["a", "b"], rng())
+        text.mean_similarity(["a"], ["a", "b"], rng())
 
 
 def test_precision_and_recall_of_class_1() -> None:

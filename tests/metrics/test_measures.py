@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from milkglass.metrics import interval, recovery
 from milkglass.metrics.interval import ratio, share
-from milkglass.metrics.text import MEASURES, likeness
+from milkglass.metrics.text import MEASURES, similarity_scores
 from milkglass.sequences import Sequences
 
 
@@ -65,20 +65,24 @@ def test_nothing_to_count_is_not_a_zero() -> None:
 
 
 def test_likeness_of_texts() -> None:
-    same = dict(zip(MEASURES, likeness("the cat sat on the mat", "the cat sat on the mat"), strict=True))
+    same = dict(zip(MEASURES, similarity_scores("the cat sat on the mat", "the cat sat on the mat"), strict=True))
     assert (same["rouge-1"], same["rouge-2"], same["rouge-l"]) == (1, 1, 1)
     assert same["meteor"] == pytest.approx(1 - 0.5 * (1 / 6) ** 3)  # one chunk of six matches
-    turned = dict(zip(MEASURES, likeness("the cat sat", "sat cat the"), strict=True))
+    turned = dict(zip(MEASURES, similarity_scores("the cat sat", "sat cat the"), strict=True))
     assert turned["rouge-1"] == 1
     assert turned["rouge-2"] == 0
     assert turned["rouge-l"] == pytest.approx(1 / 3)
-    assert likeness("cats running", "cat run")[3] > 0.9  # stems count in METEOR
-    assert likeness("cats running films", "cat run films")[:3] == pytest.approx((1 / 3, 0, 1 / 3))  # and not in ROUGE
-    assert likeness("A fine film.", "a fine film .") == likeness("a fine film .", "a fine film ."), "as it is decoded"
-    assert likeness("A fine film.", "a fine film .")[3] > 0.98
-    assert likeness("big dog", "large hound") == (0, 0, 0, 0)
-    assert likeness("a", "") == (0, 0, 0, 0)
-    assert likeness("", "") == (1, 1, 1, 1)
+    assert similarity_scores("cats running", "cat run")[3] > 0.9  # stems count in METEOR
+    assert similarity_scores("cats running films", "cat run films")[:3] == pytest.approx(
+        (1 / 3, 0, 1 / 3)
+    )  # and not in ROUGE
+    assert similarity_scores("A fine film.", "a fine film .") == similarity_scores("a fine film .", "a fine film ."), (
+        "as it is decoded"
+    )
+    assert similarity_scores("A fine film.", "a fine film .")[3] > 0.98
+    assert similarity_scores("big dog", "large hound") == (0, 0, 0, 0)
+    assert similarity_scores("a", "") == (0, 0, 0, 0)
+    assert similarity_scores("", "") == (1, 1, 1, 1)
 
 
 def test_top_k_over_running_tokens_counts_what_counts() -> None:
@@ -110,8 +114,8 @@ def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
 
 
 def test_likeness_knows_other_scripts() -> None:
-    assert likeness("привет мир как дела", "привет мир как дела")[:3] == (1, 1, 1)
-    assert likeness("伤口 裂开", "伤口 愈合")[0] == 0.5
+    assert similarity_scores("привет мир как дела", "привет мир как дела")[:3] == (1, 1, 1)
+    assert similarity_scores("伤口 裂开", "伤口 愈合")[0] == 0.5
 
 
 def test_texts_without_a_counted_token_are_like_nothing() -> None:

@@ -49,7 +49,7 @@ def opened(
             texts = []
             for name in [one.name for one in backends.models]:
                 backend = backends.of(name)
-                question = backend.completion(name, tiny.TEXTS[0], most=6, temperature=0)
+                question = backend.completion_request(name, tiny.TEXTS[0], most=6, temperature=0)
                 pieces = [piece.text async for piece in backend.replies(question)[0].pieces()]
                 texts.append("".join(pieces))
             await backends.close()

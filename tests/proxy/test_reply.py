@@ -13,7 +13,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.engines.engine import Finish, IdsChunk, IdsRequest
 from milkglass.errors import ToolUseFailed
 from milkglass.proxy.observe import ignore_ids
-from milkglass.proxy.reply import Piece, Question, Reply
+from milkglass.proxy.reply import GenerationRequest, Piece, Reply
 from milkglass.proxy.text.calls import HERMES, LLAMA
 from tests.real_models import real_codec
 
@@ -39,13 +39,13 @@ def codec() -> Codec:
 
 def read(codec: Codec, text: str, size: int, end: Finish = "stop", **more: Any) -> tuple[list[Piece], str]:
     ids = codec.sigma[codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
-    question = Question("m", IdsRequest([1], 500), tools=TOOLS, **more)
-    reply = Reply(codec, Scripted(ids, size, end), question, ignore_ids)  # type: ignore[arg-type]
+    request = GenerationRequest("m", IdsRequest([1], 500), tools=TOOLS, **more)
+    reply = Reply(codec, Scripted(ids, size, end), request, ignore_ids)  # type: ignore[arg-type]
 
     async def run() -> list[Piece]:
         return [one async for one in reply.pieces()]
 
-    return asyncio.run(run()), reply.finish
+    return asyncio.run(run()), reply.finish_reason
 
 
 def summary(pieces: list[Piece]) -> tuple[list[str], str]:
@@ -57,25 +57,25 @@ def test_calls_in_a_row_are_all_found_and_their_layout_is_not_an_answer(codec: C
     f, g = (json.dumps({"name": name, "arguments": {"a": 1}}) for name in "fg")
     hermes = f"<tool_call>\n{f}\n</tool_call>\n<tool_call>\n{g}\n</tool_call>"
     for text, said in ((hermes, ""), (f"{hermes}\nIt is 5 mg.", "It is 5 mg."), (f"so {hermes}", "so ")):
-        pieces, finish = read(codec, text, size, format=HERMES)
+        pieces, finish = read(codec, text, size, tool_format=HERMES)
         assert summary(pieces) == (["f", "g"], said) and finish == "tool_calls"
     bare = f"{f}; {g}".replace("arguments", "parameters")
     for text in (bare, f"<|python_tag|>{bare}"):
-        assert summary(read(codec, text, size, format=LLAMA)[0]) == (["f", "g"], "")
-    assert summary(read(codec, f"{bare}\nIt is 5 mg.", size, format=LLAMA)[0]) == (["f", "g"], "It is 5 mg.")
+        assert summary(read(codec, text, size, tool_format=LLAMA)[0]) == (["f", "g"], "")
+    assert summary(read(codec, f"{bare}\nIt is 5 mg.", size, tool_format=LLAMA)[0]) == (["f", "g"], "It is 5 mg.")
 
 
 def test_one_call_is_taken_where_no_more_are_wanted(codec: Codec) -> None:
     two = '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-    pieces, finish = read(codec, two, 3, format=HERMES, single=True)
+    pieces, finish = read(codec, two, 3, tool_format=HERMES, allows_one_call=True)
     assert summary(pieces) == (["f"], "") and finish == "tool_calls"
     joined = two.replace("</tool_call>\n<tool_call>", ";")
-    assert summary(read(codec, joined, 3, format=HERMES, single=True)[0]) == (["f"], "")
+    assert summary(read(codec, joined, 3, tool_format=HERMES, allows_one_call=True)[0]) == (["f"], "")
 
 
 def test_what_is_not_a_call_stays_text(codec: Codec) -> None:
     unknown = '<tool_call>{"name": "h", "arguments": {}}</tool_call>'
-    pieces, finish = read(codec, unknown, 3, format=HERMES)
+    pieces, finish = read(codec, unknown, 3, tool_format=HERMES)
     assert summary(pieces) == ([], unknown) and finish == "stop"
 
 
@@ -86,12 +86,12 @@ def test_an_answer_without_the_call_that_was_demanded_is_an_error(codec: Codec, 
         codec,
         call.removeprefix('<tool_call>\n{"name": "'),
         size,
-        format=HERMES,
-        demanded=True,
-        begun='<tool_call>\n{"name": "',
+        tool_format=HERMES,
+        requires_tool_call=True,
+        answer_prefix='<tool_call>\n{"name": "',
     )
     assert summary(pieces) == (["f"], "") and finish == "tool_calls"
     for text in ("I will not.", call.replace('"f"', '"h"'), ""):
         with pytest.raises(ToolUseFailed, match="tool_choice demands a call"):
-            read(codec, text, size, format=HERMES, demanded=True)
-    assert read(codec, "I will", size, format=HERMES, demanded=True, end="length")[1] == "length"
+            read(codec, text, size, tool_format=HERMES, requires_tool_call=True)
+    assert read(codec, "I will", size, tool_format=HERMES, requires_tool_call=True, end="length")[1] == "length"

@@ -97,7 +97,12 @@ class Vault:
             )
         kem, curve = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
         public_key = kem.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
-        return cls(files.private_dir(folder, close=True), public_key, sender, hpke.MLKEM768X25519PrivateKey(kem, curve))
+        return cls(
+            files.private_dir(folder, restrict_existing=True),
+            public_key,
+            sender,
+            hpke.MLKEM768X25519PrivateKey(kem, curve),
+        )
 
     def require_sender(self, authorization: str) -> None:
         """Raises Unauthorized if a request's header does not have the sender's token."""

@@ -233,17 +233,19 @@ def _run_plain(
     quiet: Literal["whole", "slots"] | None,
 ) -> None:  # fmt: skip
     """Hands text to an attested server, through its channel alone."""
-    from milkglass.proxy.plain import PlainProxy
+    from milkglass.proxy.attested import AttestedProxy
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
 
     if channel.policy.takes_software:
         note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
-    plain_proxy = PlainProxy(channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS)
+    attested_proxy = AttestedProxy(
+        channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS
+    )
     suffix = f" ({_state(channel)})" if channel.policy.takes_software else ""
     command = f"proxy --attested to {channel.policy.server}{suffix}"
-    process.run(plain_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
+    process.run(attested_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 
 def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:

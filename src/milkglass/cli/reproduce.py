@@ -37,26 +37,26 @@ def reproduce(
     from milkglass.experiments.report import table
     from milkglass.experiments.reproduce import reproduce as run
 
-    def progress(message: str) -> None:
+    def log(message: str) -> None:
         if not as_json:
             note(f"  {message}")
 
     with resumable(out):
-        results = run(recipe, data, out, quick, at_once, progress, cache)
-    document = json.loads(results.read_text("utf-8"))
-    pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
+        results_file = run(recipe, data, out, quick, at_once, log, cache)
+    document = json.loads(results_file.read_text("utf-8"))
+    output_files = [str(results_file.with_suffix(suffix)) for suffix in (".json", ".md", ".html")]
     emit(
         as_json,
-        {"files": pages, **document},
-        lambda: "\n".join([table.terminal_text(table.result_table(document)), "", *pages]),
+        {"files": output_files, **document},
+        lambda: "\n".join([table.terminal_text(table.result_table(document)), "", *output_files]),
     )
 
 
 def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
-    """Checks the recipe and its folder before all kinds of experiments are imported, which takes seconds.
+    """Checks the recipe and the data folder before all kinds of experiments are imported, which takes seconds.
 
     Raises:
-        UsageError: the file is no recipe, or the folder is missing.
+        UsageError: the file is not a recipe, or the folder is missing.
     """
     from milkglass.experiments.recipe import settings
 

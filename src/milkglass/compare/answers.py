@@ -35,7 +35,7 @@ from milkglass.experiments.kinds.fine_tuning import write_rows
 from milkglass.experiments.kinds.generation import greedy_ids, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, halves
+from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, load_or_split
 from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
@@ -134,14 +134,14 @@ def tuned_decoder(
         "seed": seed,
     }
     with cell_folder(cells, identity) as folder:
-        client, server = halves(base, rows.train, defence, seed, folder, training.max_length)
+        client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         sender = ChatSender.of(base, client, defence, rows, seed)
         result = _tune(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
         answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
     asked = references(rows.asked[: extent.written])
-    alike = text.rouge(answered["texts"], asked, np.random.default_rng(0))["rouge-l"]
+    alike = text.mean_similarity(answered["texts"], asked, np.random.default_rng(0))["rouge-l"]
     figures = {
         "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": answered["seconds"]
     }  # fmt: skip

@@ -115,7 +115,7 @@ def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings)
 def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
     settings = {
-        "base": setting.digest, "rows": dict(setting.problem.sums), "training": setting.training.model_dump(),
+        "base": setting.digest, "rows": dict(setting.problem.provenance), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
     if isinstance(setting.rows, ChatRows):

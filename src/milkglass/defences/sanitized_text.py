@@ -2,8 +2,8 @@
 
 By words, a sanitizer replaces words of the text, which is tokenized afterwards. The table is a GloVe file or the
 model's whole words. By tokens, it replaces the ids of the tokenized text. The table is then the model's own, row for
-row: pieces of words and punctuation are tokens like all others, and special tokens cross. RNM is by tokens (CMIF,
-section 3.2: w_i is a row of the embedding layer), unless an entry asks for words.
+row: pieces of words and punctuation are tokens like all others, and special tokens are sent unchanged. RNM is by tokens
+(CMIF, section 3.2: w_i is a row of the embedding layer), unless `by` is "words".
 
 Draws come from a ChaCha20 stream of the secret and the text. The same text gives the same words again, so sending it
 twice gives an attacker no second draw. A sanitizer that needs word frequencies counts the corpus; the counts are saved
@@ -40,7 +40,7 @@ from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts
 
-COUNTS = "counts.safetensors"
+COUNTS_FILE = "counts.safetensors"
 Unit = Literal["words", "tokens"]
 
 
@@ -54,14 +54,15 @@ class SanitizingClient(TokenClient):
 
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
 
-    def stream(self, text: str) -> Stream:
+    def random_stream(self, text: str) -> Stream:
+        """Returns the random stream of a text, which the secret and the sanitizer decide, too."""
         label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
     def write(self, folder: Path) -> None:
         super().write(folder)
         if self.counts is not None:
-            save_file({"counts": self.counts}, folder / COUNTS)
+            save_file({"counts": self.counts}, folder / COUNTS_FILE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ReplacedTextClient(SanitizingClient):
 
     @abc.abstractmethod
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        """Returns for each text its parts, which joined are the text, and what each of them is replaced by."""
+        """Returns, for each text, its parts and their replacements. The joined parts are the text."""
 
     def before(self, texts: Sequence[str]) -> list[str]:
         return ["".join(after) for _, after in self.parts(texts)]
@@ -78,13 +79,13 @@ class ReplacedTextClient(SanitizingClient):
 
 @dataclass(frozen=True, kw_only=True)
 class SanitizedTextClient(ReplacedTextClient):
-    """Replaces words by a mechanism in front of the model, except those that it keeps."""
+    """Replaces words before they are tokenized, except those that the sanitizer keeps."""
 
     sanitizer: TextSanitizer = field(repr=False)
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        """Returns `TextSanitizer.parts` of each text separately, so that other texts change nothing."""
-        return [self.sanitizer.parts([text], self.stream(text))[0] for text in texts]
+        """Returns `TextSanitizer.parts` of each text separately, so that no result depends on other texts."""
+        return [self.sanitizer.parts([text], self.random_stream(text))[0] for text in texts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +99,25 @@ class SanitizedTokensClient(SanitizingClient):
 
     def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the replaced ids. A pair's draws depend on both texts."""
-        encoded_words = super().encoded(texts, pairs)
-        labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
-        ids = [
-            self.mechanism.sanitize_checked(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
-            for one, text in zip(encoded_words.ids, labels, strict=True)
+        encoded_texts = super().encoded(texts, pairs)
+        stream_labels = texts if pairs is None else [json.dumps(pair) for pair in zip(texts, pairs, strict=True)]
+        sanitized_ids = [
+            self.mechanism.sanitize_checked(ids.astype(np.int64), self.random_stream(label))[0].astype(np.int32)
+            for ids, label in zip(encoded_texts.ids, stream_labels, strict=True)
         ]
-        return replace(encoded_words, ids=ids)
+        return replace(encoded_texts, ids=sanitized_ids)
 
 
 @dataclass(frozen=True)
 class SanitizerDefence(Defence):
     """A sanitizer in front of a public model.
 
-    It has no guarantee of its own: what is proved depends on the table, and the client half's sanitizer or mechanism
-    has one.
+    It states no guarantee, which depends on the table: the client half's sanitizer or mechanism does.
 
     Attributes:
+        method: the sanitizer and its parameters.
         words: a GloVe file. None: the model's own table.
+        by: what is replaced.
     """
 
     method: SanitizerMethod
@@ -162,7 +164,7 @@ class SanitizerDefence(Defence):
         secret, document = read_saved(client)
         if document != self.document():
             raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
-        counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
+        counts = load_file(client / COUNTS_FILE)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server)
 
     def _table(self, base: Checkpoint) -> WordVectors:

@@ -1,6 +1,7 @@
 """`python -m milkglass.enclave.program KIND`: the enclave as a process, and the messages in its pipe.
 
-It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes. A message is
+It loads what it needs, gives up its rights, sends a first message that lists its protections, and answers one request
+at a time until the pipe closes. A message is
 
     u32 length of an object, little-endian | u64 length of bytes | the object, JSON in UTF-8 | the bytes
 """
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from milkglass.enclave.inside import Inside
 
 MESSAGE_HEAD = struct.Struct("<IQ")
-MAX_OBJECT, MAX_BYTES = 64 << 20, 8 << 30
+MAX_OBJECT_BYTES, MAX_CONTENT_BYTES = 64 << 20, 8 << 30
 NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process has its own namespaces already
 
 
 def main(kind: str) -> None:
-    reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    """Runs the enclave. `kind` is "process", or the name of what runs it and protects it, such as "gramine"."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
     namespaces = os.environ.get(NAMESPACES_VARIABLE, "")
     if not namespaces and kind == "process":
@@ -36,34 +38,35 @@ def main(kind: str) -> None:
     from milkglass.enclave import attestation
     from milkglass.enclave.inside import Inside
 
-    program = Inside(kind, attestation.measurement_of(kind), partial(_report_to_host, writing))
+    program = Inside(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
     protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]
-    write_message(writing, {"kind": kind, "measurement": program.measurement, "holds": protections})
-    serve(program, reading, writing)
+    write_message(replies, {"kind": kind, "measurement": program.measurement, "holds": protections})
+    serve(program, requests, replies)
 
 
-def serve(program: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
+def serve(program: Inside, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
-    while (message := read_message(reading)) is not None:
+    while (message := read_message(requests)) is not None:
         try:
             reply, content = program.answer(*message)
         except MilkglassError as error:
             reply, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001  (its own words may quote text; tokenizers panics with no Exception)
+        except BaseException as error:  # noqa: BLE001  (its words may quote text; a panic of tokenizers is no Exception)
             message_text = f"the enclave failed on this request ({type(error).__name__})"
             reply, content = {"error": [message_text, "", "EnclaveError"]}, b""
-        write_message(writing, reply, content)
+        write_message(replies, reply, content)
 
 
-def _report_to_host(writing: IO[bytes], name: str, size: int) -> Progress:
+def _report_to_host(replies: IO[bytes], name: str, size: int) -> Progress:
     """Tells the host, before an answer, how much there is to do, then how much is done. The name is dropped."""
-    write_message(writing, {"size": size})
-    return lambda done: write_message(writing, {"progress": done})
+    write_message(replies, {"size": size})
+    return lambda done: write_message(replies, {"progress": done})
 
 
 def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:
+    """Sends an object and bytes."""
     text = json.dumps(value).encode()
     pipe.write(MESSAGE_HEAD.pack(len(text), len(content)) + text)
     pipe.write(content)
@@ -71,24 +74,28 @@ def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memor
 
 
 def read_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """Receives an object and bytes, or None at the end of the pipe. Raises EnclaveError for anything else."""
+    """Returns an object and its bytes; None at the end of the pipe. Raises EnclaveError for anything else."""
     head = pipe.read(MESSAGE_HEAD.size)
     if not head:
         return None
     if len(head) < MESSAGE_HEAD.size:
-        raise EnclaveError("a message of the enclave was cut off", "start it again")
+        raise EnclaveError("a message in the enclave's pipe was cut off", "start it again")
     object_size, content_size = MESSAGE_HEAD.unpack(head)
-    if object_size > MAX_OBJECT or content_size > MAX_BYTES:
-        raise EnclaveError(f"a message of {object_size} and {content_size} bytes, more than may cross", "")
-    raw, content = pipe.read(object_size), pipe.read(content_size)
-    if len(raw) < object_size or len(content) < content_size:
-        raise EnclaveError("a message of the enclave was cut off", "start it again")
+    if object_size > MAX_OBJECT_BYTES or content_size > MAX_CONTENT_BYTES:
+        raise EnclaveError(
+            f"a message in the enclave's pipe has {object_size} bytes of JSON and {content_size} of content, more than "
+            f"{MAX_OBJECT_BYTES} and {MAX_CONTENT_BYTES}",
+            "ask for less at a time",
+        )
+    object_bytes, content = pipe.read(object_size), pipe.read(content_size)
+    if len(object_bytes) < object_size or len(content) < content_size:
+        raise EnclaveError("a message in the enclave's pipe was cut off", "start it again")
     try:
-        value = json.loads(raw, object_pairs_hook=unique_keys)
+        value = json.loads(object_bytes, object_pairs_hook=unique_keys)
     except ValueError:
-        raise EnclaveError("a message of the enclave is not JSON", "start it again") from None
+        raise EnclaveError("a message in the enclave's pipe is not JSON", "start it again") from None
     if not isinstance(value, dict):
-        raise EnclaveError("a message of the enclave is not a JSON object", "start it again")
+        raise EnclaveError("a message in the enclave's pipe is not a JSON object", "start it again")
     return value, content
 
 

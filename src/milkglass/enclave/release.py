@@ -1,10 +1,12 @@
 """Releases a provider's table to an enclave, so that no one on the way can read it.
 
     enclave     a new X25519 key; a quote whose report data is SHA-512 of its public half and the provider's nonce
-    provider    checks the quote (verification.py), then sends its own public half and the package, encrypted in pieces
+    provider    checks the quote (verification.py), then sends its own public half and the package (the table and its
+                settings), encrypted in pieces
 
 The key of the package is HKDF-SHA256 of the shared secret with the nonce as salt. Each piece has its number, and
-whether it is the last, in its ChaCha20-Poly1305 nonce, so that none can be left out, repeated or moved.
+whether it is the last, in its ChaCha20-Poly1305 nonce (the STREAM construction), so that none can be left out,
+repeated or moved.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from milkglass.errors import EnclaveError
 
-PIECE_BYTES = 1 << 20  # bytes before encryption
+PIECE_BYTES = 1 << 20  # of plaintext
 TAG_BYTES = 16
 PUBLIC_KEY_BYTES = 32
 NONCE_BYTES = 32
 
 
-def report_data(public: bytes, nonce: bytes) -> bytes:
-    """Returns the 64 bytes that bind a quote to a key and to the provider's nonce."""
-    return hashlib.sha512(b"milkglass release 1" + public + nonce).digest()
+def report_data(public_key: bytes, nonce: bytes) -> bytes:
+    """Returns the 64 bytes that bind a quote to a key (32 bytes) and to the provider's nonce (32 bytes)."""
+    return hashlib.sha512(b"milkglass release 1" + public_key + nonce).digest()
 
 
-def encrypt_package(package: bytes, public: bytes, nonce: bytes) -> Iterator[bytes]:
+def encrypt_package(package: bytes, public_key: bytes, nonce: bytes) -> Iterator[bytes]:
     """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
     private_key = X25519PrivateKey.generate()
-    cipher = ChaCha20Poly1305(_package_key(private_key, public, nonce))
+    cipher = ChaCha20Poly1305(_package_key(private_key, public_key, nonce))
     yield private_key.public_key().public_bytes_raw()
     pieces = range(0, max(1, len(package)), PIECE_BYTES)
     for number, start in enumerate(pieces):
@@ -42,7 +44,7 @@ def encrypt_package(package: bytes, public: bytes, nonce: bytes) -> Iterator[byt
 
 
 def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
-    """Returns the package. Raises EnclaveError if any byte is not the provider's."""
+    """Returns the package. Raises EnclaveError if it was cut off or changed."""
     if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
     cipher = ChaCha20Poly1305(_package_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
@@ -59,9 +61,9 @@ def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) 
         raise EnclaveError("the provider's package was changed on its way", "build the enclave again") from None
 
 
-def _package_key(private_key: X25519PrivateKey, public: bytes, nonce: bytes) -> bytes:
+def _package_key(private_key: X25519PrivateKey, public_key: bytes, nonce: bytes) -> bytes:
     try:
-        shared_secret = private_key.exchange(X25519PublicKey.from_public_bytes(public))
+        shared_secret = private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:  # a point of small order, or of another length
         raise EnclaveError("the other side's key is not an X25519 key", "speak version 1 of the protocol") from None
     return HKDF(hashes.SHA256(), 32, nonce, b"milkglass/1 release").derive(shared_secret)

@@ -125,11 +125,11 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:
                 f"{out} holds a run of other settings, model or data: {', '.join(names)}",
                 "give a new folder with --out, or remove this one",
             )
-        files.private_dir(out, close=True)
+        files.private_dir(out, restrict_existing=True)
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
-    files.private_dir(out, close=True)  # an empty one that was there had a mode of its own
+    files.private_dir(out, restrict_existing=True)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(run_identity, indent=1) + "\n")
     record_begun(out)
 

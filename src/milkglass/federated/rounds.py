@@ -2,8 +2,8 @@
 
     w <- w - lr sum over sites of n_k / n u_k,     n_k: texts of site k, n: of all sites that answered
 
-A site weighs as many texts as it says that it saw. Only the site can count them: run.py bounds the number, and a site
-that claims the most allowed weighs most.
+A site is weighted by the number of texts that it reports. Only the site can count them: run.py bounds the number, and a
+site that claims the most allowed weighs most.
 
 FedSGD: u_k is the gradient of a batch of n_k texts. FedAvg: u_k is the sum of the gradients of the site's local steps,
 each taken where the one before ended. So w - lr u_k are the weights that the site arrived at, and the rule is the mean
@@ -31,6 +31,7 @@ class Update:
     """What a site sends in a round.
 
     Attributes:
+        site: its name.
         tensors: a gradient, or the sum of several, by parameter name.
         texts: how many texts it saw.
         steps: how many steps it took; 1 in FedSGD.
@@ -51,29 +52,29 @@ def check(update: Update, weights: Tensors) -> None:
         raise PoisonedUpdate(f"site {update.site} sent {fault}", hint)
 
 
-def misfit(tensors: Tensors, like: Tensors) -> str | None:
+def misfit(tensors: Tensors, expected: Tensors) -> str | None:
     """Returns, in words, the first tensor by name that differs from what is expected; None if all fit.
 
     A tensor differs in name, shape or dtype, or has numbers that are not finite.
     """
-    if unknown := sorted({*tensors} - {*like}):
+    if unknown := sorted({*tensors} - {*expected}):
         printable = "".join(c for c in unknown[0] if c.isprintable())[:60]
         return f"a tensor of a name that is not trained ({printable})"
-    for name in sorted(like):
+    for name in sorted(expected):
         tensor = tensors.get(name)
         if tensor is None:
             return f"no {name}"
-        if tensor.shape != like[name].shape:
-            return f"{name} of shape {tuple(tensor.shape)}, not {tuple(like[name].shape)}"
-        if tensor.dtype != like[name].dtype:
-            return f"{name} as {tensor.dtype}, not {like[name].dtype}"
-        if bad := int((~torch.isfinite(tensor)).sum()):
-            return f"{name} with {bad:,} of {tensor.numel():,} numbers not finite"
+        if tensor.shape != expected[name].shape:
+            return f"{name} of shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
+        if tensor.dtype != expected[name].dtype:
+            return f"{name} as {tensor.dtype}, not {expected[name].dtype}"
+        if nonfinite_count := int((~torch.isfinite(tensor)).sum()):
+            return f"{name} with {nonfinite_count:,} of {tensor.numel():,} numbers not finite"
     return None
 
 
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
-    """Returns the mean of all updates by their texts, after checking each. The order of the updates does not matter.
+    """Returns the mean of all updates, weighted by their texts, after checking each. Their order does not matter.
 
     Raises PoisonedUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
     """
@@ -91,15 +92,15 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
     return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
 
 
-def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
+def step_weights(weights: Tensors, mean_update: Tensors, lr: float) -> dict[str, torch.Tensor]:
     """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
-    stepped = {name: tensor - lr * change[name] for name, tensor in weights.items()}
+    stepped = {name: tensor - lr * mean_update[name] for name, tensor in weights.items()}
     for name, tensor in stepped.items():
         if not torch.isfinite(tensor).all():
             raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
     return stepped
 
 
-def length(change: Tensors) -> float:
+def l2_norm(update: Tensors) -> float:
     """Returns the L2 norm of an update."""
-    return math.sqrt(sum(float(one.double().square().sum()) for one in change.values()))
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in update.values()))

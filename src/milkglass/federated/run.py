@@ -12,7 +12,7 @@ from typing import Any
 from milkglass.catalogue import signature
 from milkglass.errors import PoisonedUpdate
 from milkglass.federated import checks
-from milkglass.federated.rounds import Tensors, Update, check, length, mean, step_weights
+from milkglass.federated.rounds import Tensors, Update, check, l2_norm, mean, step_weights
 from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound, record
@@ -96,7 +96,7 @@ def train(
         stepped_weights = step_weights(weights, change, training.lr)
         for update in replies.updates:
             record(run.folder, update, round, training.method)
-        done = FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)
+        done = FinishedRound(tuple(sorted(replies.missing)), l2_norm(change), replies.loss)
         run, weights = run.finish_round(stepped_weights, done), stepped_weights
         progress(1)
     load_weights(step, weights)

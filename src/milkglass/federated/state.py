@@ -78,7 +78,7 @@ class FederatedRun:
                 raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME)
             return run
         require_ours(folder)
-        files.private_dir(folder, close=True)  # an empty one that was there had a mode of its own
+        files.private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
         return run

@@ -81,7 +81,7 @@ def texts(
     if len(selected) > SAMPLE_TEXTS:
         selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
     guesses, originals = ([read(one) for one in part.chosen(selected)] for part in (guess, truth))
-    return text.rouge(guesses, originals, rng)
+    return text.mean_similarity(guesses, originals, rng)
 
 
 def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:

@@ -1,12 +1,12 @@
-"""How alike two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
+"""How similar two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
 
-ROUGE is rouge-score's F-measure without stems, as in GHOST (section 5.3) and the published gradient attacks. With
-stems, a shadow token that is another form of the original would count as the original.
+ROUGE is rouge-score's F-measure without stemming, as in GHOST (section 5.3) and the published gradient attacks. With
+stemming, a shadow token that is another form of the original would count as the original.
 
 METEOR is NLTK's, over words in lower case with punctuation split off on both sides: one side is often a text as it was
 written and the other one that a tokenizer decoded ("film." and "film ."). It has exact and stem matches. Synonyms would
 need WordNet, data that NLTK downloads and we don't ship, so METEOR's third stage finds nothing: if a defence replaces
-words by synonyms, our METEOR is below the published kind, which counts them.
+words by synonyms, our METEOR is below the published METEOR, which counts them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from milkglass.errors import UsageError
 from milkglass.metrics.interval import Interval, quotients, ratio, resampled
 
 MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
-# A word of any script; of scripts that put no blanks between words, a character.
+# A word; of kana and Chinese characters, one character.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
-class _NoSynonyms:
+class _EmptyWordNet:
     """A stand-in for WordNet, without synonyms."""
 
     def synsets(self, word: str) -> list[Any]:
@@ -38,74 +38,81 @@ class _NoSynonyms:
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_Words())
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_WordTokenizer())
 
 
-class _Words:
-    """A tokenizer for rouge-score, whose own one drops every letter outside a to z."""
+class _WordTokenizer:
+    """A tokenizer for rouge-score, whose own tokenizer drops every letter outside a to z."""
 
     def tokenize(self, text: str) -> list[str]:
         return WORD.findall(text.lower())
 
 
-def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
-    """Returns the four measures in the order of MEASURES, from 0 to 1. An empty text is like an empty text only."""
+def similarity_scores(original: str, guess: str) -> tuple[float, float, float, float]:
+    """Returns the four measures in the order of MEASURES, from 0 to 1.
+
+    Two empty texts score 1, an empty and another text 0.
+    """
     from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import wordpunct_tokenize
     from nltk.translate.meteor_score import single_meteor_score
 
     original_words, guess_words = wordpunct_tokenize(original), wordpunct_tokenize(guess)
     if not original_words or not guess_words:
-        equality = float(original_words == guess_words)
-        return equality, equality, equality, equality
+        score = float(original_words == guess_words)
+        return score, score, score, score
     scores = _scorer().score(original, guess)
-    meteor = single_meteor_score(original_words, guess_words, stemmer=PorterStemmer(), wordnet=_NoSynonyms())
+    meteor = single_meteor_score(original_words, guess_words, stemmer=PorterStemmer(), wordnet=_EmptyWordNet())
     return scores["rouge1"].fmeasure, scores["rouge2"].fmeasure, scores["rougeL"].fmeasure, float(meteor)
 
 
-# How good generated text is: perplexity, and ROUGE against references; each with a bootstrap interval over texts.
-def mean_loss(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """Returns the mean loss of a token, in nats; nan if there are no tokens. `losses` (u,) are sums of texts.
+# --- generated text: each measure with a bootstrap interval over texts ------------------------------------------------
+def mean_loss(losses: NDArray[np.float64], token_counts: NDArray[np.float64], rng: np.random.Generator) -> Interval:
+    """Returns the mean loss of a token, in nats; nan if there are no tokens.
 
     Texts are resampled, since the tokens of one text depend on each other.
+
+    Args:
+        losses: (texts,) the summed loss of each text.
+        token_counts: (texts,) its tokens.
     """
-    return _per_token(losses, tokens, rng, lambda mean: mean)
+    return _per_token(losses, token_counts, rng, lambda mean: mean)
 
 
-def perplexity(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
+def perplexity(losses: NDArray[np.float64], token_counts: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """Returns exp of the mean loss of a token; nan if there are no tokens. See `mean_loss`."""
-    return _per_token(losses, tokens, rng, np.exp)
+    return _per_token(losses, token_counts, rng, np.exp)
 
 
 def _per_token(
     losses: NDArray[np.float64],
-    tokens: NDArray[np.float64],
+    token_counts: NDArray[np.float64],
     rng: np.random.Generator,
     function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval:
     """Returns `function` of the mean loss of a token, with its interval."""
-    if losses.shape != tokens.shape or losses.ndim != 1:
-        raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
+    if losses.shape != token_counts.shape or losses.ndim != 1:
+        raise UsageError(f"losses of shape {losses.shape} for tokens of shape {token_counts.shape}", "give one a text")
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        return function(quotients(counts @ losses, counts @ tokens))
+        return function(quotients(counts @ losses, counts @ token_counts))
 
     return resampled(statistic, len(losses), rng)
 
 
-def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Returns (u,) F of each text for each measure of MEASURES, from 0 to 1."""
+def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Returns (texts,) the score of each text, from 0 to 1, for each of MEASURES."""
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
-    rows = [likeness(reference, one) for one, reference in zip(texts, references, strict=True)]
+    rows = [similarity_scores(reference, text) for text, reference in zip(texts, references, strict=True)]
     return dict(zip(MEASURES, np.array(rows, np.float64).reshape(-1, len(MEASURES)).T, strict=True))
 
 
-def means(rows: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
+def mean_scores(scores: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
     """Returns the mean over texts of each measure."""
-    return {name: ratio(scores, np.ones(len(scores)), rng) for name, scores in rows.items()}
+    return {name: ratio(values, np.ones(len(values)), rng) for name, values in scores.items()}
 
 
-def rouge(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns the mean F of each measure of MEASURES."""
-    return means(rouge_rows(texts, references), rng)
+def mean_similarity(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
+    """Returns the mean score of each of MEASURES."""
+    return mean_scores(scores_by_text(texts, references), rng)

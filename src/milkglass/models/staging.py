@@ -93,7 +93,7 @@ class Staging:
         """Writes the configs, which complete the folder, and renames it."""
         configs.write(self.folder)
         self._log.unlink()
-        files.finish(self.folder, self.target)
+        files.rename_into_place(self.folder, self.target)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from milkglass.errors import (
 )
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
-from milkglass.proxy.reply import Question, Reply
+from milkglass.proxy.reply import GenerationRequest, Reply
 from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
 from milkglass.proxy.text.sections import begins_reasoning, marks_reasoning
 from milkglass.proxy.text.template_options import template_options
@@ -82,8 +82,8 @@ class Backend:
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
         return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
 
-    # --- questions ----------------------------------------------------------------------------------------------------
-    def chat(
+    # --- requests -----------------------------------------------------------------------------------------------------
+    def chat_request(
         self,
         name: str,
         messages: Sequence[Message],
@@ -92,14 +92,14 @@ class Backend:
         single: bool = False,
         requested_options: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> Question:
-        """Makes the question of a conversation, in the model's template. Nothing is sent yet.
+    ) -> GenerationRequest:
+        """Makes the request of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
             choice: the tool that must be called; "" for any one; None if the model may choose.
             single: whether at most one call is accepted.
             requested_options: further variables of the template (`template_options`).
-            **options: see `_question`.
+            **options: see `_request`.
 
         Raises:
             CodecError: the conversation cannot be encoded.
@@ -122,15 +122,16 @@ class Backend:
             ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)
         may_reason = marks_reasoning(template) and not beginning
         in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
-        question = self._question(name, ids.tolist(), "messages", **options)
+        request = self._request(name, ids.tolist(), "messages", **options)
         callable_ = requirements([tool for tool in tools if not choice or tool["function"]["name"] == choice])
         return replace(
-            question, format=used_format, tools=callable_, demanded=choice is not None, may_reason=may_reason,
-            kind="reasoning" if in_reasoning else "content", begun=beginning, single=single,
+            request, tool_format=used_format, tools=callable_, requires_tool_call=choice is not None,
+            may_reason=may_reason, first_kind="reasoning" if in_reasoning else "content", answer_prefix=beginning,
+            allows_one_call=single,
         )  # fmt: skip
 
-    def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
-        """Makes the question of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
+    def completion_request(self, name: str, prompt: str | Sequence[int], **options: Any) -> GenerationRequest:
+        """Makes the request of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
 
         The application wrote all of it, so the text of a special token is that token, as at other servers. Raises
         CodecError if it cannot be encoded, UsageError if the engine does not offer an option.
@@ -140,8 +141,8 @@ class Backend:
             self._require_short(len(prompt), "prompt")
             with self._counting("prompt"):
                 ids = self.codec.encode_prompt(prompt, self.memory.inside(self.model(name).name, prompt)).tolist()
-            return self._question(name, ids, "prompt", **options)
-        return self._question(name, self.scrambled(prompt), "prompt", **options)
+            return self._request(name, ids, "prompt", **options)
+        return self._request(name, self.scrambled(prompt), "prompt", **options)
 
     def _require_decoder(self, name: str) -> None:
         model = self.model(name)
@@ -170,7 +171,7 @@ class Backend:
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
         return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
 
-    def _question(
+    def _request(
         self,
         name: str,
         ids: list[int],
@@ -180,8 +181,8 @@ class Backend:
         logprobs: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         **drawing: Any,
-    ) -> Question:
-        """Makes a question.
+    ) -> GenerationRequest:
+        """Makes a request.
 
         Args:
             noun: the field of the request with the prompt.
@@ -197,27 +198,28 @@ class Backend:
             raise exceeded(length, noun, len(ids), most or 1)
         biases = TokenNames(self.codec).biases(logit_bias or {})
         tokens = min(free_tokens, DEFAULT_TOKENS) if most is None else most
-        request = IdsRequest(
+        ids_request = IdsRequest(
             ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
             **{**self.drawn, **drawing},
         )  # fmt: skip
-        self.upstream.engine.require(request)
-        return Question(model.name, request, stops)
+        self.upstream.engine.require(ids_request)
+        return GenerationRequest(model.name, ids_request, stops)
 
     # --- answers ------------------------------------------------------------------------------------------------------
-    def replies(self, question: Question, count: int = 1, first: int = 0) -> list[Reply]:
-        """Returns so many replies to a question. With a seed each has its own, and the first has the seed itself.
+    def replies(self, request: GenerationRequest, count: int = 1, first: int = 0) -> list[Reply]:
+        """Returns so many replies to a request. With a seed each has its own, and the first has the seed itself.
 
         Args:
             first: the index of the first reply among all of the request.
         """
         replies = []
         for index in range(count):
-            seed = question.request.seed
-            request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            received = self.observer.begin_exchange(request.prompt)
-            own_question = replace(question, request=request)
-            replies.append(Reply(self.codec, self.upstream, own_question, received, first + index, self.memory))
+            seed, ids_request = request.ids_request.seed, request.ids_request
+            if seed is not None:
+                ids_request = replace(ids_request, seed=(seed + index) % 2**63)
+            received = self.observer.begin_exchange(ids_request.prompt)
+            own_request = replace(request, ids_request=ids_request)
+            replies.append(Reply(self.codec, self.upstream, own_request, received, first + index, self.memory))
         return replies
 
     def texts_to_embed(self, name: str, texts: Sequence[str]) -> list[list[int]]:

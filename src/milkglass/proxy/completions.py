@@ -15,7 +15,7 @@ import numpy as np
 from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody
-from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
+from milkglass.proxy.reply import Piece, Reply, TokenLogprobs, gather_pieces, merge_pieces
 from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import normalized, tools_of
 from milkglass.server.random_ids import new_id
@@ -33,20 +33,20 @@ class ChatExchange:
     def __init__(self, backend: Backend, body: ChatBody) -> None:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
-        question = backend.chat(
+        request = backend.chat_request(
             body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
             single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
         )  # fmt: skip
-        self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": question.model}
-        self._prompt = len(question.request.prompt)
-        self._begin: Callable[[], list[Reply]] = lambda: backend.replies(question, body.n or 1)
+        self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": request.model}
+        self._prompt = len(request.ids_request.prompt)
+        self._begin: Callable[[], list[Reply]] = lambda: backend.replies(request, body.n or 1)
         self.replies: list[Reply] = []
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        pieces_of = await gathered(self.replies)
+        pieces_of = await gather_pieces(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_of, strict=True)]
         return {
             **self._head,
@@ -60,14 +60,14 @@ class ChatExchange:
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
         calls, has_begun = [0] * len(self.replies), False
-        async with aclosing(merged(self.replies)) as pieces:
+        async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if not has_begun:
                     for each in self.replies:
                         yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
                     has_begun = True
                 if piece is None:
-                    yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish)]}
+                    yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish_reason)]}
                     continue
                 delta = _delta(piece, calls[reply.index])
                 calls[reply.index] += len(piece.calls)
@@ -77,15 +77,15 @@ class ChatExchange:
 
 
 def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
-    completion_tokens = sum(reply.tokens for reply in replies)
+    completion_tokens = sum(reply.token_count for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": completion_tokens, "total_tokens": prompt + completion_tokens}
 
 
-def logprob_documents(logprobs: Sequence[Logprobs]) -> list[dict[str, Any]]:
+def logprob_documents(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     return [{**drawn.document(), "top_logprobs": [best.document() for best in top]} for drawn, top in logprobs]
 
 
-def logprobs_of(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
+def logprobs_of(logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
     return {"content": logprob_documents(logprobs), "refusal": None} if logprobs else None
 
 
@@ -101,7 +101,8 @@ def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
     message |= {"tool_calls": calls} if calls else {}
     logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
     return {
-        "index": reply.index, "message": message, "logprobs": logprobs_of(logprobs), "finish_reason": reply.finish
+        "index": reply.index, "message": message, "logprobs": logprobs_of(logprobs),
+        "finish_reason": reply.finish_reason,
     }  # fmt: skip
 
 
@@ -129,44 +130,44 @@ class CompletionExchange:
     """The answers of one request, those to one prompt side by side. See `ChatExchange`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
-        questions = [
-            backend.completion(
+        requests = [
+            backend.completion_request(
                 body.model, prompt, most=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
                 logprobs=body.logprobs, **body.drawing(),
             )
             for prompt in prompts_of(body.prompt, MOST_PROMPTS // (body.n or 1))
         ]  # fmt: skip
-        self._body, self._prompt = body, sum(len(question.request.prompt) for question in questions)
+        self._body, self._prompt = body, sum(len(request.ids_request.prompt) for request in requests)
         self._head: dict[str, Any] = {
-            "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": questions[0].model
+            "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": requests[0].model
         }  # fmt: skip
-        self._backend, self._questions, self.replies = backend, questions, list[Reply]()
+        self._backend, self._requests, self.replies = backend, requests, list[Reply]()
 
     def _begin(self) -> list[Reply]:
         count = self._body.n or 1
         return [
             reply
-            for index, question in enumerate(self._questions)
-            for reply in self._backend.replies(question, count, first=index * count)
+            for index, request in enumerate(self._requests)
+            for reply in self._backend.replies(request, count, first=index * count)
         ]
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        pieces_of = await gathered(self.replies)
+        pieces_of = await gather_pieces(self.replies)
         answers = []
         for reply, pieces in zip(self.replies, pieces_of, strict=True):
             logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
-            answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish))
+            answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish_reason))
         return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
         self.replies = self._begin()
         offsets = [0] * len(self.replies)
-        async with aclosing(merged(self.replies)) as pieces:
+        async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
                 text, logprobs = ("", ()) if piece is None else (piece.text, piece.logprobs)
-                finish = reply.finish if piece is None else None
+                finish = reply.finish_reason if piece is None else None
                 yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
                 offsets[reply.index] += sum(len(drawn.token) for drawn, _ in logprobs)
         if self._body.with_usage:
@@ -174,12 +175,12 @@ class CompletionExchange:
 
 
 def _choice(
-    reply: Reply, text: str, logprobs: Sequence[Logprobs], finish: str | None, offset: int = 0
+    reply: Reply, text: str, logprobs: Sequence[TokenLogprobs], finish: str | None, offset: int = 0
 ) -> dict[str, Any]:
     return {"index": reply.index, "text": text, "logprobs": _token_logprobs(logprobs, offset), "finish_reason": finish}
 
 
-def _token_logprobs(logprobs: Sequence[Logprobs], offset: int) -> dict[str, Any] | None:
+def _token_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
     """Returns log-probabilities in OpenAI's format. `offset` is the number of letters of the tokens before."""
     if not logprobs:
         return None

@@ -20,7 +20,7 @@ from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
 from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections, StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
-Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
+TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
 
 
 @dataclass(frozen=True)
@@ -30,73 +30,82 @@ class Piece:
     kind: Kind
     text: str = ""
     calls: Sequence[ToolCall] = ()
-    logprobs: Sequence[Logprobs] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True)
-class Question:
+class GenerationRequest:
     """A request to the engine, with what is needed to read its answer.
 
     Attributes:
-        stops: strings that end the text.
-        format: how the model writes calls, if tools were given.
-        demanded: whether it must call one.
-        kind: the kind of the text that comes first.
-        begun: the beginning of the answer, which the engine continues.
-        single: whether at most one call is accepted.
+        model: its name at the engine.
+        ids_request: the scrambled prompt, and how the answer is drawn.
+        stop_strings: strings that end the text.
+        tool_format: how the model writes calls, if tools were given.
+        tools: what each tool demands of its arguments.
+        requires_tool_call: whether the answer must call a tool.
+        may_reason: whether the template marks reasoning.
+        first_kind: the kind of the text that comes first.
+        answer_prefix: the beginning of the answer, which the engine continues.
+        allows_one_call: whether at most one call is accepted.
     """
 
     model: str
-    request: IdsRequest
-    stops: Sequence[str] = ()
-    format: ToolFormat | None = None
+    ids_request: IdsRequest
+    stop_strings: Sequence[str] = ()
+    tool_format: ToolFormat | None = None
     tools: Tools = field(default_factory=lambda: NO_TOOLS)
-    demanded: bool = False
+    requires_tool_call: bool = False
     may_reason: bool = False
-    kind: Literal["content", "reasoning"] = "content"
-    begun: str = ""
-    single: bool = False
+    first_kind: Literal["content", "reasoning"] = "content"
+    answer_prefix: str = ""
+    allows_one_call: bool = False
 
 
 @dataclass
 class Reply:
-    """One answer. Iterate `pieces` once; closing it ends the request.
+    """One answer. Iterate `pieces` once; closing that iterator ends the request.
 
     Attributes:
-        index: its number among the answers to one question.
-        tokens: tokens that the engine made, without those that ended the answer.
-        finish: "stop", "length" or "tool_calls", at the end.
+        received: is called with the ids of each chunk.
+        index: its number among the answers to one request of the application.
+        memory: of earlier answers, to which this one is added.
+        token_count: tokens that the engine made, without those that ended the answer.
+        finish_reason: "stop", "length" or "tool_calls", at the end.
     """
 
     codec: Codec = field(repr=False)
     upstream: Upstream = field(repr=False)
-    question: Question = field(repr=False)
+    request: GenerationRequest = field(repr=False)
     received: Received = field(repr=False)
     index: int = 0
     memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
-    tokens: int = 0
-    finish: str = "stop"
-    _called: bool = False
+    token_count: int = 0
+    finish_reason: str = "stop"
+    _has_called_tool: bool = False
     _ids: list[int] = field(default_factory=list, repr=False)
     _spelling: SpellingCheck = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._spelling = SpellingCheck(
-            self.codec, self.memory.last, self.question.request.temperature > MAX_CHECKED_TEMPERATURE
+            self.codec, self.memory.last, self.request.ids_request.temperature > MAX_CHECKED_TEMPERATURE
         )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the answer.
 
-        Raises RemoteError if the engine fails, ToolUseFailed if a demanded call is missing, and MisspeltAnswer.
+        Raises:
+            RemoteError: the engine fails.
+            ToolUseFailed: a call that was demanded is missing.
+            MisspeltAnswer: the answer's tokens are not those of its text.
         """
-        texts, calls = {"content": "", "reasoning": ""}, list[str]()
+        texts, call_ids = {"content": "", "reasoning": ""}, list[str]()
         try:
             async with aclosing(self._checked_pieces()) as pieces:
                 async for piece in pieces:
                     if piece.kind != "call":
                         texts[piece.kind] += piece.text
-                    calls += [call.id for call in piece.calls]
+                    call_ids += [call.id for call in piece.calls]
                     yield piece
         except MisspeltAnswer:
             self.memory.misspelt += 1
@@ -104,46 +113,49 @@ class Reply:
         finally:
             with suppress(CodecError):
                 self._spelling.close()
-            # what an application shows of an answer that broke off may come back as well
-            self.memory.remember(self.question.model, [*texts.values()], calls, self._ids)
+            # an application may send back an answer that broke off, too
+            self.memory.remember(self.request.model, [*texts.values()], call_ids, self._ids)
 
     async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
-        question = self.question
-        decoder = self.codec.stream(question.format.special if question.format else ())
-        stops = StopStrings(question.stops)
-        sections = Sections(question.format, question.tools, question.may_reason, question.kind)
-        names, pending = TokenNames(self.codec), list[Logprobs]()
-        for piece in self._read(sections.push(question.begun)):
+        """Yields the pieces of the engine's chunks up to a stop string, then checks the whole answer."""
+        request = self.request
+        decoder = self.codec.stream(request.tool_format.special if request.tool_format else ())
+        stops = StopStrings(request.stop_strings)
+        sections = Sections(request.tool_format, request.tools, request.may_reason, request.first_kind)
+        names, pending = TokenNames(self.codec), list[TokenLogprobs]()
+        for piece in self._pieces_of(sections.push(request.answer_prefix)):
             yield piece
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
-                text = stops.push(self._text(decoder, chunk))
+                text = stops.push(self._decode(decoder, chunk))
                 if chunk.finish and not stops.stopped:
                     text += stops.push(decoder.flush())
                     text += "" if stops.stopped else stops.flush()
                 pending += map(names.at_place, chunk.logprobs)
-                for piece in self._read(sections.push(text), pending):
+                for piece in self._pieces_of(sections.push(text), pending):
                     yield piece
                 if stops.stopped:
                     break
-                self.finish = chunk.finish or self.finish
+                self.finish_reason = chunk.finish or self.finish_reason
         self._spelling.flush()
-        for piece in self._read(sections.flush(), pending):
+        for piece in self._pieces_of(sections.flush(), pending):
             yield piece
         if pending:
             yield Piece(sections.kind, logprobs=tuple(pending))
-        if self.finish == "stop" and question.demanded and not self._called:
+        if self.finish_reason == "stop" and request.requires_tool_call and not self._has_called_tool:
             raise ToolUseFailed(
-                "tool_choice demands a call, and the model's answer is none of the tools of this request",
+                "tool_choice demands a call, and the model's answer calls no tool of this request",
                 "ask again, describe the tools in more words, or let tool_choice be auto",
             )
-        self.finish = "tool_calls" if self._called and self.finish == "stop" else self.finish
+        if self._has_called_tool and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
 
     async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
-        async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
+        """Asks the engine, and yields its chunks, checked and counted."""
+        async with aclosing(self.upstream.generate(self.request.model, self.request.ids_request)) as chunks:
             async for chunk in chunks:
-                self._require(chunk)
-                self.tokens += len(chunk.ids)
+                self._require_known_ids(chunk)
+                self.token_count += len(chunk.ids)
                 self._ids += chunk.ids
                 self.received(chunk.ids)
                 self._spelling.push(chunk.ids)
@@ -151,18 +163,18 @@ class Reply:
                     self._spelling.flush()
                 yield chunk
 
-    def _require(self, chunk: IdsChunk) -> None:
-        """Raises RemoteError for an id that the model does not have."""
+    def _require_known_ids(self, chunk: IdsChunk) -> None:
+        """Raises RemoteError for an id that the model does not have, or for log-probabilities of other tokens."""
         size = len(self.codec.inverse)
         if any(token >= size for token in chunk.ids) or any(
             token.id >= size for row in chunk.logprobs for token in row
         ):
-            raise RemoteError("the engine answered an id that the model does not have", "is it the key's model?")
+            raise RemoteError("the engine answered with an id that the model does not have", "is it the key's model?")
         if chunk.logprobs and [row[0].id for row in chunk.logprobs] != list(chunk.ids):
             raise RemoteError("the engine's log-probabilities are of other tokens than its answer", "don't trust it")
 
     @staticmethod
-    def _text(decoder: StreamDecoder, chunk: IdsChunk) -> str:
+    def _decode(decoder: StreamDecoder, chunk: IdsChunk) -> str:
         try:
             return decoder.push(chunk.ids) if chunk.ids else ""
         except CodecError as error:
@@ -170,13 +182,14 @@ class Reply:
                 f"the engine's answer cannot be read: {error.message}", "is it the key's model?"
             ) from None
 
-    def _read(self, parts: Iterable[Part], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
+    def _pieces_of(self, parts: Iterable[Part], pending: list[TokenLogprobs] | None = None) -> Iterator[Piece]:
+        """Yields the pieces of parts of the text; the first of them takes the pending log-probabilities."""
         for part in parts:
             calls = part.calls
             self._spelling.escaped(part.escape_count)
-            if calls and self.question.single:
-                calls = [] if self._called else calls[:1]
-            self._called = self._called or bool(part.calls)
+            if calls and self.request.allows_one_call:
+                calls = [] if self._has_called_tool else calls[:1]
+            self._has_called_tool = self._has_called_tool or bool(part.calls)
             if part.text or calls:
                 yield Piece(part.kind, part.text, calls, tuple(pending or ()))
                 if pending:
@@ -184,8 +197,8 @@ class Reply:
 
 
 # --- several answers at once ------------------------------------------------------------------------------------------
-async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
-    """Returns all pieces of each reply. The first that fails ends the others."""
+async def gather_pieces(replies: Sequence[Reply]) -> list[list[Piece]]:
+    """Returns all pieces of each reply. If one fails, the others are cancelled, and its error is raised."""
 
     async def pieces(reply: Reply) -> list[Piece]:
         async with aclosing(reply.pieces()) as iterator:
@@ -199,7 +212,7 @@ async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
     return [task.result() for task in tasks]
 
 
-async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece | None], None]:
+async def merge_pieces(replies: Sequence[Reply]) -> AsyncGenerator[tuple[Reply, Piece | None], None]:
     """Yields (reply, piece), with None for the piece when the reply has ended.
 
     It raises the error of the first reply that fails. Closing the iterator ends all requests.

@@ -12,7 +12,7 @@ from milkglass.errors import UsageError
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ResponseBody
 from milkglass.proxy.completions import logprob_documents
-from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
+from milkglass.proxy.reply import Piece, Reply, TokenLogprobs, gather_pieces, merge_pieces
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
 from milkglass.rows.messages import normalized, tools_of
 from milkglass.server.random_ids import new_id
@@ -59,16 +59,16 @@ class ResponseExchange:
             raise UsageError("this call gives one answer, and takes no stop strings", "use /v1/chat/completions")
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
-        question = backend.chat(
+        request = backend.chat_request(
             body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias,
             logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),
         )  # fmt: skip
-        self._prompt = len(question.request.prompt)
-        self._begin: Callable[[], Reply] = lambda: backend.replies(question)[0]
+        self._prompt = len(request.ids_request.prompt)
+        self._begin: Callable[[], Reply] = lambda: backend.replies(request)[0]
         self._head = {
-            "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": question.model,
+            "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": request.model,
             "error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
             "metadata": {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature, "top_p": body.top_p,
@@ -78,19 +78,19 @@ class ResponseExchange:
 
     async def response(self) -> dict[str, Any]:
         items, reply = _Items(), self._begin()
-        for piece in (await gathered([reply]))[0]:
+        for piece in (await gather_pieces([reply]))[0]:
             items.take(piece)
         return self._document(reply, items.whole())
 
     def _document(self, reply: Reply, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
-        is_cut = reply.finish == "length" and status is None
+        is_cut = reply.finish_reason == "length" and status is None
         status = status or ("incomplete" if is_cut else "completed")
         usage = None
         if status != "in_progress":
             usage = {
                 "input_tokens": self._prompt, "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": reply.tokens, "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": self._prompt + reply.tokens,
+                "output_tokens": reply.token_count, "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self._prompt + reply.token_count,
             }  # fmt: skip
         reason = {"reason": "max_output_tokens"} if is_cut else None
         return {**self._head, "status": status, "incomplete_details": reason, "output": list(output), "usage": usage}
@@ -109,7 +109,7 @@ class ResponseExchange:
             {"type": f"response.{status}", "response": self._document(reply, [], "in_progress")}
             for status in ("created", "in_progress")
         ]
-        async with aclosing(merged([reply])) as pieces:
+        async with aclosing(merge_pieces([reply])) as pieces:
             async for _, piece in pieces:
                 for event in (*opening, *(items.take(piece) if piece is not None else ())):
                     yield event
@@ -127,7 +127,7 @@ class _Items:
     done: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, Any] | None = None
     _text: str = ""
-    _logprobs: list[Logprobs] = field(default_factory=list)
+    _logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
         """Returns the events of a piece."""

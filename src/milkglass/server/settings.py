@@ -231,7 +231,7 @@ class DataDir:
                 f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
             )
         try:
-            files.private_dir(self.root, close=True)
+            files.private_dir(self.root, restrict_existing=True)
         except PermissionError:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 

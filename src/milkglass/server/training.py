@@ -203,7 +203,7 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", partial / "generation_config.json")
     shutil.rmtree(job / "result", ignore_errors=True)  # of a run that was killed before it could say that it was done
-    files.finish(partial, job / "result")
+    files.rename_into_place(partial, job / "result")
 
 
 def is_full(error: BaseException, job: Path) -> bool:

@@ -145,7 +145,7 @@ def _move_both(moves: dict[Path, Path]) -> None:
     moved: list[Path] = []
     try:
         for partial, target in moves.items():
-            files.finish(partial, target)
+            files.rename_into_place(partial, target)
             moved.append(target)
     except BaseException:  # one half alone is of no use
         for target in moved:

@@ -1,7 +1,7 @@
 """Attacks one site's recorded updates, and grades the results against its texts and against what was trained on.
 
-Each update is a scene of its own, since the weights change in each round; run.py runs it. The guesses of all updates
-are graded together. No attacked text is part of public text (decontaminate.py).
+Each update is a scene of its own, since the weights change in each round, and is run by audit/run.py. The guesses of
+all updates are graded together. No attacked text is part of the public text (decontaminate.py).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.observations import Tokens
 
 INVERSIONS = ("free-tokens", "float-holes-rows", "dager", "surviving-entries")
-ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
-MORE_TEXT = "anyone with more public text like the site's reads more of shadows: give some with --public FILE"
-NO_TEXT = (
-    "attackers had no public text, since every text of the site is attacked, so that attacks on shadows were not run "
-    "or read too little: give some with --public FILE"
+SHADOW_ATTACKS = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
+MORE_TEXT_ADVICE = "anyone with more public text like the site's reads more of shadows: give some with --public FILE"
+NO_TEXT_ADVICE = (
+    "attackers had no public text, since every text of the site is attacked, so attacks on shadows did not run, or "
+    "read too little: give some with --public FILE"
 )
-ENOUGH_PUBLIC_TOKENS = 100_000  # tokens of public text, from which on more hardly changes the figures
+ENOUGH_PUBLIC_TOKENS = 100_000  # more public text than this hardly changes the figures
 NO_SHADOWS = "the site's texts did not pass through ghost: there are no shadows"
 
 
@@ -47,15 +47,16 @@ def audit_updates(
     names: Sequence[str] | None,
     budget: Budget,
     seed: int = 0,
-    begin: Callable[[int], Progress] = lambda steps: no_progress,
+    begin_progress: Callable[[int], Progress] = lambda steps: no_progress,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:
     """Returns what the updates of a site reveal, and what each attack read of each update, which is private.
 
     Args:
         site: whose updates are attacked.
-        names: of attacks. None: INVERSIONS and ADAPTIVE, as far as they fit.
-        seed: of every random draw.
-        begin: receives the number of steps, and returns what receives each.
+        names: the attacks. None: INVERSIONS, and SHADOW_ATTACKS if GHOST was used.
+        budget: for all attacks on all updates.
+        seed: the seed of every random draw.
+        begin_progress: receives the number of steps, and returns what receives each.
 
     Raises:
         UsageError: a name is unknown.
@@ -67,23 +68,23 @@ def audit_updates(
     candidates = None
     if ghost and any("candidates" in attack.assumes for attack in attacks.values()):
         candidates = site.shadow_candidates()
-    pools = {name: _Pool(site, attack, seed, {}) for name, attack in attacks.items()}
+    results_of = {name: _ResultsByRound(site, attack, seed, {}) for name, attack in attacks.items()}
     attacked, refused, steps = list[int](), dict[int, str](), len(attacks) * len(site.batches)
-    play = _Player(budget, seed, steps, begin(steps))
-    for round, scene in site.scenes(corpus, candidates):
+    attack_update = _UpdateAttacker(budget, seed, steps, begin_progress(steps))
+    for recorded_round, scene in site.scenes(corpus, candidates):
         if scene is None:
-            refused[round.number] = round.refused
+            refused[recorded_round.number] = recorded_round.refused
             continue
-        attacked.append(round.number)
-        for finished in play(scene, attacks, ghost):
-            pools[finished.result.attack].rounds[round.number] = finished
-    results = [pool.result() for pool in pools.values()]
+        attacked.append(recorded_round.number)
+        for finished in attack_update(scene, attacks, ghost):
+            results_of[finished.result.attack].rounds[recorded_round.number] = finished
+    results = [by_round.result() for by_round in results_of.values()]
     if ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
         measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
-    public_is_short = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
+    needs_more_text = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
     audit = UpdateAudit(
         site=site.recorded.site,
         ghost=ghost,
@@ -94,16 +95,16 @@ def audit_updates(
         results=tuple(results),
         floor=_floor_figures(site),
         public=public,
-        advice="" if not public_is_short else MORE_TEXT if public["tokens"] else NO_TEXT,
+        advice="" if not needs_more_text else MORE_TEXT_ADVICE if public["tokens"] else NO_TEXT_ADVICE,
         noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
-    return audit, [reading for pool in pools.values() for reading in pool.readings()]
+    return audit, [reading for by_round in results_of.values() for reading in by_round.readings()]
 
 
 def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
     """Returns the names of the attacks. Raises UsageError for an unknown or repeated name, or for none."""
     if names is None:
-        return [*INVERSIONS, *(ADAPTIVE if ghost else ())]
+        return [*INVERSIONS, *(SHADOW_ATTACKS if ghost else ())]
     if unknown := [name for name in names if name not in GRADIENT_ATTACKS]:
         raise UsageError(f"there is no attack {unknown[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
     if not names or len({*names}) < len(names):
@@ -111,8 +112,8 @@ def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
     return [*names]
 
 
-class _Player:
-    """Runs scenes one after the other within one budget. Each attack gets an equal share of what is left."""
+class _UpdateAttacker:
+    """Attacks updates one after the other within one budget."""
 
     def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
         self._budget, self._seed, self._attacks_left, self._progress = budget, seed, steps, progress
@@ -138,7 +139,7 @@ class _Player:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pool:
+class _ResultsByRound:
     """The results of one attack, by round."""
 
     site: AuditedSite
@@ -148,11 +149,11 @@ class _Pool:
 
     @property
     def guesses(self) -> dict[int, Guess]:
-        return {number: attack.guess for number, attack in self.rounds.items() if attack.guess is not None}
+        return {number: finished.guess for number, finished in self.rounds.items() if finished.guess is not None}
 
     def result(self) -> UpdateResult:
         """Returns the result over all updates. An attack that failed at one update has failed."""
-        results = {number: attack.result for number, attack in self.rounds.items()}
+        results = {number: finished.result for number, finished in self.rounds.items()}
         left_out = {number: result.reason for number, result in results.items() if result.state != "done"}
         blank = UpdateResult(self.attack.name, self.attack.title, SERVER, "does not apply")
         if failed := [result for result in results.values() if result.state == "failed"]:
@@ -165,27 +166,27 @@ class _Pool:
         seconds = sum(result.seconds for result in results.values())
         cut = bool(not_run) or any(result.cut for result in results.values())
         attacked_rounds = tuple(number for number in results if number not in left_out)
-        measures = self._figures(trained=False, cut=cut)
-        trained = None  # of what read shadows and no gradients
+        measures = self._measure(against_trained=False, cut=cut)
+        trained_measures = None  # stays so for an attack that reads shadows, not gradients
         if all(guess.texts is not None for guess in self.guesses.values()):
-            trained = self._figures(trained=True, cut=cut) if self.site.texts.ghost else measures
+            trained_measures = self._measure(against_trained=True, cut=cut) if self.site.texts.ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
-            trained=trained,
+            trained=trained_measures,
         )  # fmt: skip
 
-    def _figures(self, trained: bool, cut: bool) -> dict[str, Interval]:
-        """Returns the figures of all updates, without intervals if an attack was cut."""
-        measures = self._measure(trained)
+    def _measure(self, against_trained: bool, cut: bool) -> dict[str, Interval]:
+        """Returns the figures of all updates together, without intervals if an attack was cut.
+
+        They are of the site's texts; with `against_trained`, of what was trained on.
+        """
+        truth = self.site.truth([self.site.batches[number] for number in self.guesses])
+        truth = replace(truth, original=truth.sent) if against_trained else truth
+        measures = measure(_joined_guess([*self.guesses.values()]), truth, self.seed)
         return without_intervals(measures) if cut else measures
 
-    def _measure(self, trained: bool) -> dict[str, Interval]:
-        """Returns the figures of all updates together."""
-        truth = self.site.truth([self.site.batches[number] for number in self.guesses])
-        truth = replace(truth, original=truth.sent) if trained else truth
-        return measure(_joined_guess([*self.guesses.values()]), truth, self.seed)
-
     def readings(self) -> Iterator[dict[str, Any]]:
+        """Yields the texts of each update and what was read of them, which is private."""
         for number, guess in self.guesses.items():
             truth = self.site.truth([self.site.batches[number]])
             read = [truth.read(text) for text in _read_texts(guess, truth.sent)]
@@ -201,6 +202,7 @@ def _joined_guess(guesses: Sequence[Guess]) -> Guess:
 
 
 def _floor_figures(site: AuditedSite) -> dict[str, float]:
+    """Returns what guessing alone reads of the site's texts."""
     if not site.batches:
         return {}
     truth = site.truth([*site.batches.values()])

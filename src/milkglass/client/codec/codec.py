@@ -26,7 +26,7 @@ from milkglass.client.codec.conversation import (
     takes_tools,
     template_options,
 )
-from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, labelled
+from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, encode_conversations
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
@@ -295,7 +295,7 @@ class Codec:
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
         """Returns the examples, cut to the limit, and (n,) the uncut tokens of each conversation."""
-        return labelled(self.tokenizer, conversations, self._limit(max_length), self.scramble_lists, tools)
+        return encode_conversations(self.tokenizer, conversations, self._limit(max_length), self.scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""

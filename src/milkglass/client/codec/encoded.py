@@ -54,17 +54,24 @@ class LabelledIds:
     unanswered: Mapping[int, int] = field(default_factory=dict)
 
 
-def labelled(
+def encode_conversations(
     tokenizer: Any,
     conversations: Sequence[Sequence[Message]],
     limit: int,
-    scrambled: Callable[[Sequence[Sequence[int]]], list[Ids]],
+    scramble: Callable[[Sequence[Sequence[int]]], list[Ids]],
     tools: Sequence[Sequence[Tool]] = (),
 ) -> tuple[LabelledIds, NDArray[np.int64]]:
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
-    Returns them, and (n,) the uncut tokens of the longest example of each conversation. Raises CodecError with the
-    number of a conversation that cannot be rendered, or has no answer.
+    Args:
+        scramble: returns the scrambled ids of each list of ids.
+        tools: of each conversation, if any has some.
+
+    Returns:
+        The examples, and (conversations,) the number of tokens, before cutting, of the longest example of each.
+
+    Raises:
+        CodecError: a conversation, given by its number, cannot be rendered, or has no answer.
     """
     examples, sources = list[Supervised](), list[int]()
     for index, messages in enumerate(conversations):
@@ -76,39 +83,39 @@ def labelled(
                 )
             supervised_examples = supervised(tokenizer, messages, tools[index] if tools else ())
         except CodecError as error:
-            raise type(error).of(index, f"cannot be learnt: {error.message}", error.hint, "conversation") from None
+            raise type(error).of(index, f"cannot be trained on: {error.message}", error.hint, "conversation") from None
         examples += supervised_examples
         sources += [index] * len(supervised_examples)
-    tokens = _tokens(tokenizer, [one.rendered for one in examples])
+    tokens = _tokens(tokenizer, [example.rendered for example in examples])
     lengths, answer_starts = np.zeros(len(conversations), np.int64), dict[int, int]()
     labelled_ids = LabelledIds([], [], ())
-    indices = list[int]()
-    for index, example, (text, offsets), ids in zip(
-        sources, examples, tokens, scrambled([numbers for numbers, _ in tokens]), strict=True
+    kept_sources = list[int]()
+    for index, example, (public_ids, offsets), ids in zip(
+        sources, examples, tokens, scramble([public_ids for public_ids, _ in tokens]), strict=True
     ):
-        lengths[index] = max(lengths[index], len(text))
+        lengths[index] = max(lengths[index], len(public_ids))
         is_answer = _within(offsets, example.answers)
         if is_answer[:limit].any():
             kept_ids = ids[:limit]
             labelled_ids.ids.append(kept_ids)
             labelled_ids.labels.append(np.where(is_answer[:limit], kept_ids, np.int32(IGNORED_LABEL)).astype(np.int32))
-            indices.append(index)
+            kept_sources.append(index)
         else:
             answer_starts.setdefault(index, int(is_answer.argmax()))
-    unanswered = {index: count for index, count in answer_starts.items() if index not in indices}
+    unanswered = {index: count for index, count in answer_starts.items() if index not in kept_sources}
     too_long = tuple(np.flatnonzero(lengths > limit).tolist())
-    return replace(labelled_ids, sources=tuple(indices), long=too_long, unanswered=unanswered), lengths
+    return replace(labelled_ids, sources=tuple(kept_sources), long=too_long, unanswered=unanswered), lengths
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
-    """Returns the tokens of each. Texts of a single piece are tokenized together, which is faster."""
-    single_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
-    texts = [prompt.text for prompt, single in zip(rendered, single_results, strict=True) if single is None]
+    """Returns the ids and the offsets of each. Texts of a single piece are tokenized together, which is faster."""
+    separate_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
+    texts = [prompt.text for prompt, result in zip(rendered, separate_results, strict=True) if result is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)
         batch_rows = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-        return [next(batch_rows) if tokens is None else tokens for tokens in single_results]
-    return [tokens for tokens in single_results if tokens is not None]
+        return [next(batch_rows) if tokens is None else tokens for tokens in separate_results]
+    return [tokens for tokens in separate_results if tokens is not None]
 
 
 def answerless_error(
@@ -116,12 +123,12 @@ def answerless_error(
 ) -> TooLong:
     """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""
     contents = tokenizer([message["content"] for message in messages], add_special_tokens=False)
-    template, start = length - sum(map(len, contents["input_ids"])), labelled.unanswered[index]
+    template_tokens, answer_start = length - sum(map(len, contents["input_ids"])), labelled.unanswered[index]
     return TooLong.of(
         index,
-        f"has no answer within {limit} tokens: its answer begins after {start}, and the chat template itself "
-        f"adds {max(0, template)} of all {length}",
-        f"set --max-length to more than {start}, or shorten what comes before the answer",
+        f"has no answer within {limit} tokens: its answer begins after {answer_start}, and the chat template itself "
+        f"adds {max(0, template_tokens)} of all {length}",
+        f"set --max-length to more than {answer_start}, or shorten what comes before the answer",
         "conversation",
     )
 

@@ -82,7 +82,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
     partial = files.partial_folder(out)
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
     required = estimated_bytes(base, scheme, delta) - on_disk
-    free = shutil.disk_usage(files.nearest_parent(out)).free
+    free = shutil.disk_usage(files.nearest_existing_parent(out)).free
     if free < required + SPARE_BYTES:
         raise UsageError(
             f"{out} takes {required / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",

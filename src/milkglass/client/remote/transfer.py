@@ -25,7 +25,7 @@ from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import ModelError, RemoteError, Unreachable, UsageError
-from milkglass.files import finish
+from milkglass.files import rename_into_place
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
@@ -323,7 +323,7 @@ def fetch_files(
         shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
         raise
     (staging / MARKER).write_text(json.dumps(MARKER_CONTENT) + "\n", "utf-8")
-    finish(staging, out)
+    rename_into_place(staging, out)
     staging_pattern = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
     for abandoned in out.parent.glob(staging_pattern):
         shutil.rmtree(abandoned, ignore_errors=True)

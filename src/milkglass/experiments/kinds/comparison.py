@@ -46,8 +46,8 @@ from milkglass.experiments.procedures.trials import (
     TrialData,
     client_alone_figures,
     commonest_class_figures,
+    fit_own_model,
     graded_cell,
-    own_model,
     train_cell,
     with_own_model,
 )
@@ -111,7 +111,7 @@ class Comparison(Recipe):
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, problem: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
-        task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
+        task = {"task": "regression"} if problem.class_count == 1 else {"num_labels": problem.class_count}
         return self.settings_of(problem.name, entry, {"seed": seed, **task})
 
     def settings_of(self, data: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Hyperparameters:
@@ -155,7 +155,7 @@ class Comparison(Recipe):
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
-        own_models = {place: own_model(trial) for place, trial in problems.items()}
+        own_models = {place: fit_own_model(trial) for place, trial in problems.items()}
         for (name, defence, seed), cell in cells.items():
             if pooled := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled[0])

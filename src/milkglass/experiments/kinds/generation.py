@@ -139,7 +139,7 @@ class GeneratorTuning(FineTuning):
             references: the data set's answers to the same prompts.
             fields: of every record.
         """
-        scores = text.rouge_rows(texts, references)
+        scores = text.scores_by_text(texts, references)
         figures = loss_figures(losses, self.seed, fields, run.predictions)
         return figures + mean_figures({name: scores[name] for name in self.rouge}, self.seed, fields, run.predictions)
 
@@ -262,7 +262,7 @@ def mean_figures(
         predictions: receives the scores.
     """
     add_predictions(predictions, scores, fields)
-    return records(with_spread(text.means(scores, np.random.default_rng(seed))), **fields)
+    return records(with_spread(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
 
 
 @torch.inference_mode()
@@ -355,7 +355,7 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
         return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
     read_ids = Sequences(guess.at(answers.ids)[:, 0], answers.ids.lengths)
-    likeness = text.rouge([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
+    likeness = text.mean_similarity([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")
     of_client = {f"{name} of the client's": recovery[name] for name in client_measures}

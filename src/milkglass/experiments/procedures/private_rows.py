@@ -29,7 +29,7 @@ from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.interval import with_spread
-from milkglass.metrics.text import rouge
+from milkglass.metrics.text import mean_similarity
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
 from milkglass.rows.examples import Example
@@ -199,7 +199,7 @@ def shadow_rows(
 
 def shadow_likeness(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
     """Returns how similar the texts `after` are to `before` (Table 1): mean ROUGE-1, 2, L and METEOR, from 0 to 1."""
-    scores = rouge([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
+    scores = mean_similarity([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
     return with_spread({f"shadow {name}": interval for name, interval in scores.items()}, scale=1)
 
 

@@ -47,9 +47,8 @@ from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
 LINEAR = "linear model"  # the client's own
-Answered = tuple[dict[str, float], dict[str, Any], str, NDArray[np.float32]]
 ANSWERS_FILE = "figures.json"  # in a cell
-CELL_VERSION = 4  # raised when code changes what a cell's settings make: older cells are not taken for it
+CELL_VERSION = 4  # raised when a change of the code changes the result of the same settings
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,13 @@ class TrialData:
     """A data set as a recipe uses it.
 
     Attributes:
+        name: as the recipe has it.
+        train: the rows that are trained with.
+        held_out: the rows that are asked about.
         others: rows of the training file that are kept out of training, some of which attackers have.
         metrics: names of metrics/glue.py.
-        classes: their number, 1 for scores.
-        sums: the digests of its files and which rows are used.
+        class_count: 1 for scores.
+        provenance: the digests of its files and which rows are used.
     """
 
     name: str
@@ -68,8 +70,8 @@ class TrialData:
     held_out: LabelledTexts
     others: LabelledTexts
     metrics: tuple[str, ...]
-    classes: int
-    sums: Mapping[str, Any]  # which files and rows these are
+    class_count: int
+    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ class GradedCell:
 
     Attributes:
         name: the digest of all that decides the cell.
-        figures: the quality of the answers.
-        made: by which code.
+        figures: the quality of the answers, with the half-widths of their intervals.
+        made: the code that measured the answers.
         predictions: the packed answers (`pack_answers`).
-        logits: (u, classes) of these answers.
+        logits: (rows, classes) of these answers.
     """
 
     name: str
@@ -106,28 +108,33 @@ class TrainedHalves(GradedCell):
 
 
 def train_cell(
-    base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
-    cells: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
+    base: Checkpoint, base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int,
+    cells_folder: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
-    """Returns a cell, trained if it does not exist. Raises JobFailed if the training fails."""
-    with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
+    """Returns a cell, trained if it does not exist.
+
+    Raises:
+        JobFailed: the training fails, or the deadline passes.
+        UsageError: there are too few rows to stop early by.
+    """
+    with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed)) as folder:
         if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
             (folder / ANSWERS_FILE).unlink(missing_ok=True)
-        client, server = halves(base, problem.train, defence, seed, folder, training.max_length)
+        client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _tune(client, server, problem, training, folder / "job", threads, progress, deadline)
-        answered = _answer_figures(client, tuned, problem, seed, folder)
-    return TrainedHalves(folder.name, *answered, client, server, tuned)
+            tuned = _tune(client, server, data, training, folder / "job", threads, progress, deadline)
+        answers = _grade_answers(client, tuned, data, seed, folder)
+    return TrainedHalves(**vars(answers), client=client, server=server, tuned=tuned)
 
 
 def graded_cell(
-    digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int, cells: Path
+    base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int, cells_folder: Path
 ) -> GradedCell | None:
-    """Returns a cell's answers without its model, which may be on another machine. None: there are none."""
-    with cell_folder(cells, _identity(digest, problem, defence, training, seed)) as folder:
+    """Returns a cell's answers without its model, which may be on another machine. None if no answers are stored."""
+    with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed)) as folder:
         stored = _stored_answers(folder)
-        return None if stored is None else GradedCell(folder.name, *_answered(stored, problem, folder))
+        return None if stored is None else _unpack_answers(stored, data, folder)
 
 
 def _has_model(folder: Path) -> bool:
@@ -137,13 +144,13 @@ def _has_model(folder: Path) -> bool:
 
 
 def _identity(
-    digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int
+    base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int
 ) -> dict[str, Any]:
     """Returns all that decides a cell."""
     return {
         "version": CELL_VERSION,
-        "base": digest,
-        "data": dict(problem.sums),
+        "base": base_digest,
+        "data": dict(data.provenance),
         "defence": defence.document(),
         "training": training.model_dump(),
         "seed": seed,
@@ -151,13 +158,13 @@ def _identity(
 
 
 @contextmanager
-def cell_folder(cells: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Yields a cell's folder, locked, since several runs may share it. A dead process holds no lock.
 
     Args:
-        identity: all that decides the cell. Its digest is the folder's name.
+        identity: its digest is the folder's name.
     """
-    folder = cells / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.private_dir(folder)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -166,13 +173,14 @@ def cell_folder(cells: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         yield folder
 
 
-def halves(
+def load_or_split(
     base: Checkpoint, corpus: LabelledTexts, defence: Defence, seed: int, folder: Path, max_length: int
 ) -> tuple[Client, Server]:
-    """Splits the model once. The client half is written last, so that an existing one is complete.
+    """Loads a model's halves, or splits it and saves them. The client half is saved last: one that exists is complete.
 
     Args:
-        max_length: of what is trained with: a client that sends ids is asked about no more of a text.
+        corpus: the rows that a defence may learn from, which are those of the training.
+        max_length: tokens to which training rows are cut. A client that sends ids cuts texts to it, too.
     """
     if (folder / "client").is_dir():
         client, server = defence.load(base, folder / "client", folder / "server")
@@ -187,24 +195,24 @@ def halves(
 
 
 def _tune(
-    client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
+    client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
-    """Trains the server's half. Epochs are compared on rows of the training data, as in `milkglass finetune`."""
+    """Trains the server's half. To stop early, epochs are compared on rows of the training data, as in `finetune`."""
     job.mkdir(exist_ok=True)
-    splits = {"train": problem.train}
+    splits = {"train": data.train}
     if training.early_stopping:
-        if not (count := held_out(len(problem.train.texts))):
+        if not (count := held_out(len(data.train.texts))):
             raise UsageError(
-                f"{len(problem.train.texts)} rows are too few to stop early by",
+                f"{len(data.train.texts)} rows are too few to stop early by",
                 f"give {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f}",
             )
-        splits = {"train": problem.train.part(slice(count, None)), "validation": problem.train.part(slice(0, count))}
+        splits = {"train": data.train.part(slice(count, None)), "validation": data.train.part(slice(0, count))}
     for split, rows in splits.items():
         if not (job / f"{split}.safetensors").is_file():
             labels: Sequence[float] = rows.labels
             if training.task == "regression":  # standardised, as the product sends scores
-                scale = Scale.of(map(float, problem.train.labels))
+                scale = Scale.of(map(float, data.train.labels))
                 labels = [scale.sent(float(label)) for label in rows.labels]
             _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
@@ -212,7 +220,7 @@ def _tune(
     return TokenServer(job / "result")
 
 
-def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, out: Path) -> None:
+def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, path: Path) -> None:
     """Writes what the client sends for these rows, in the server's format."""
     (sent,) = client.send(rows.texts, rows.pairs)
     assert isinstance(sent, Tokens)
@@ -222,96 +230,93 @@ def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float
     }  # fmt: skip
     if sent.types is not None:
         tensors["token_type_ids"] = sent.types.ids
-    write_tensors(out, [tensors])
+    write_tensors(path, [tensors])
 
 
-def _answer_figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
-    """Returns the quality of the server's answers to the held-out rows in percent, and the answers.
-
-    Returns:
-        The figures with the half-widths of their intervals, the code that measured them, the packed answers, and
-            logits.
-    """
+def _grade_answers(client: Client, server: Server, data: TrialData, seed: int, folder: Path) -> GradedCell:
+    """Returns the server's answers to the held-out rows and their quality, stored in the cell's folder."""
     stored = _stored_answers(folder)
     if stored is None:
-        logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
-        guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
-        figures = quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+        logits = client.receive(server.answer(client.send(data.held_out.texts, data.held_out.pairs)))
+        predictions = logits[:, 0] if data.class_count == 1 else logits.argmax(1)
+        figures = quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
         stored = {
             "figures": figures,
             "made": provenance(folder),
-            "predictions": pack_answers(guess),
+            "predictions": pack_answers(predictions),
             "logits": pack_answers(logits),
         }
         files.write(folder / ANSWERS_FILE, json.dumps(stored) + "\n")
-    return _answered(stored, problem, folder)
+    return _unpack_answers(stored, data, folder)
 
 
 def _stored_answers(folder: Path) -> dict[str, Any] | None:
-    """Returns the record of a cell's answers. None: there is none, or earlier code wrote it, without logits."""
+    """Returns the record of a cell's answers. None if there is none, or earlier code wrote it, without logits."""
     path = folder / ANSWERS_FILE
     stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return stored if "logits" in stored else None
 
 
-def _answered(stored: Mapping[str, Any], problem: TrialData, folder: Path) -> Answered:
-    """Returns what a record says, see `_answer_figures`."""
-    logits = unpack_answers(stored["logits"]).reshape(len(problem.held_out.labels), -1)
-    return dict(stored["figures"]), stored.get("made") or provenance(folder), str(stored["predictions"]), logits
+def _unpack_answers(stored: Mapping[str, Any], data: TrialData, folder: Path) -> GradedCell:
+    """Returns the cell that a record is of."""
+    logits = unpack_answers(stored["logits"]).reshape(len(data.held_out.labels), -1)
+    made = stored.get("made") or provenance(folder)
+    return GradedCell(folder.name, dict(stored["figures"]), made, str(stored["predictions"]), logits)
 
 
 def quality_figures(
-    guess: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], classes: int, seed: int
+    predictions: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], class_count: int, seed: int
 ) -> dict[str, float]:
-    """Returns the quality of (u,) answers to rows with these labels, in percent.
+    """Returns the quality of these answers (rows,) against the labels, in percent.
 
-    These are the data set's measures and, for two classes, precision and recall of class 1 (CMIF, section 4.1). "NAME
-    +-" is half the width of the bootstrap interval.
+    It is measured by the data set's metrics and, for two classes, by precision and recall of class 1 (CMIF, section
+    4.1). "NAME +-" is half the width of the bootstrap interval.
     """
     figures: dict[str, float] = {}
-    of_class_1 = ("precision", "recall") if classes == 2 else ()
+    of_class_1 = ("precision", "recall") if class_count == 2 else ()
     for name in dict.fromkeys((*metrics, *of_class_1)):
-        interval = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
+        interval = MEASURES[name](predictions, np.asarray(labels), np.random.default_rng(seed))
         figures |= with_spread({name: interval})
     return figures
 
 
-def commonest_class_figures(problem: TrialData, seed: int) -> dict[str, float]:
-    """Returns the quality of the most frequent class of the training rows for every text. For scores there is none."""
-    if problem.classes == 1:
+def commonest_class_figures(data: TrialData, seed: int) -> dict[str, float]:
+    """Returns the quality of answering every text with the training rows' most frequent class; empty for scores."""
+    if data.class_count == 1:
         return {}
-    counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
-    guess = np.full(len(problem.held_out.labels), counts.argmax())
-    return quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+    counts = np.bincount(np.asarray(data.train.labels, np.int64), minlength=data.class_count)
+    predictions = np.full(len(data.held_out.labels), counts.argmax())
+    return quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
 
 
-def own_model(problem: TrialData) -> LinearModel | None:
-    """Returns the client's own model of the training rows. None: the rows have one label."""
-    train = problem.train
+def fit_own_model(data: TrialData) -> LinearModel | None:
+    """Returns the client's own model of the training rows. None if the rows have one label."""
+    train = data.train
     if len(set(train.labels)) < 2:
         return None
-    return LinearModel.fit(train.texts, train.labels, train.pairs, problem.classes == 1)
+    return LinearModel.fit(train.texts, train.labels, train.pairs, data.class_count == 1)
 
 
-def client_alone_figures(problem: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
-    """Returns the quality of the client's own model by its name."""
+def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
+    """Returns the quality of the client's own model, under `LINEAR`; empty if there is no own model."""
     if own_model is None:
         return {}
-    guess = own_model.predict(problem.held_out.texts, problem.held_out.pairs)
-    return {LINEAR: quality_figures(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)}
+    predictions = own_model.predict(data.held_out.texts, data.held_out.pairs)
+    return {LINEAR: quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)}
 
 
 def with_own_model(
-    cell: GradedCell, problem: TrialData, own_model: LinearModel | None, seed: int
+    cell: GradedCell, data: TrialData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
-    """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and the (u,) classes.
+    """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and (rows,) classes.
 
-    The measures are named "MEASURE with own model". None for scores.
+    The measures are named "MEASURE with own model". None for scores, or without an own model.
     """
     if own_model is None or own_model.regression:
         return None
-    held_out = problem.held_out
-    log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
-    guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
-    figures = quality_figures(guess, held_out.labels, problem.metrics, 0, seed)
-    return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess
+    held_out = data.held_out
+    log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, data.class_count)
+    predictions = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
+    figures = quality_figures(predictions, held_out.labels, data.metrics, 0, seed)  # 0: no precision and recall
+    named = {f"{name}{BESIDE}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD)}
+    return named, predictions

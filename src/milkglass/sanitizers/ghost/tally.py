@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.metrics.text import MEASURES, likeness
+from milkglass.metrics.text import MEASURES, similarity_scores
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
 from milkglass.sanitizers.table import Mask
 
@@ -66,7 +66,7 @@ class GhostTally:
             self.unsettled += not shadow.choice.settled
             self.loss += shadow.choice.loss
             self.sweeps += len(shadow.choice.history) - 1
-        for name, value in zip(MEASURES, likeness(text, shadow.text), strict=True):
+        for name, value in zip(MEASURES, similarity_scores(text, shadow.text), strict=True):
             self.likeness[name] += value
 
 

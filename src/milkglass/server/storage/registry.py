@@ -229,7 +229,7 @@ class Registry:
         target = self.folder(model_id)
         if folder != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
-            files.finish(folder, target)
+            files.rename_into_place(folder, target)
         try:
             added = self._store.models.add(model)
         except BaseException:

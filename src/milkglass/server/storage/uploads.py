@@ -232,7 +232,7 @@ class Uploads:
         file = FileRecord(id=file_id, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
         self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
         try:
-            files.finish(part, self.path(file_id))
+            files.rename_into_place(part, self.path(file_id))
         except OSError:
             self._store.files.remove(file_id)
             raise

@@ -34,11 +34,10 @@ class IdStream(Protocol):
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
         """Yields the ids of the answer. `row_of` returns the vector of an id, if the server needs it."""
-        ...
 
 
 class VectorServer(Protocol):
-    """Runs the other layers: `DecoderServer` or `PromptEmbedsEngine`."""
+    """Runs the layers behind the embedding layer: `DecoderServer` or `PromptEmbedsEngine`."""
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream: ...
 
@@ -48,6 +47,8 @@ class SplitText:
     """An enclave and a server of one model.
 
     Attributes:
+        info: what the server says of the model.
+        settings: how prompts are sanitized.
         exact: whether vectors are sent in the table's own type, even if that is fp32.
         streams: the streams of all prompts so far, the newest last.
     """
@@ -72,7 +73,10 @@ class SplitText:
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
-        """Sanitizes a conversation in the model's chat template, except an instruction with which a message begins."""
+        """Sanitizes a conversation in the model's chat template, except an instruction with which a message begins.
+
+        Raises CodecError, EnclaveError.
+        """
         return self.enclave.chat(messages, self._max_prompt_tokens(sampling), self.settings, instruction)
 
     def _max_prompt_tokens(self, sampling: SplitSampling) -> int:
@@ -99,7 +103,7 @@ class SplitText:
             yield piece
 
     def chat(self, system: str | None, sampling: SplitSampling) -> Conversation:
-        """Starts a conversation. Each turn sends all of it, and a message has the same substitutes in each."""
+        """Starts a conversation. Each turn sends all of it, and a message has the same substitutes in each turn."""
 
         def ask(turns: list[Message]) -> Answer:
             prompt = self.conversation(turns, sampling)
@@ -111,6 +115,6 @@ class SplitText:
         return self._vectors(self.enclave.rows((token,)), dtype)
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:
-        """Returns bytes of (t, d) in the table's type as a tensor of the type that is sent."""
+        """Returns the vectors (t, d) of `content`, which is in the table's type, as `dtype`."""
         table_dtype: Any = DTYPES[self.info.dtype]
         return torch.frombuffer(bytearray(content), dtype=table_dtype).reshape(-1, self.info.width).to(DTYPES[dtype])

@@ -1,7 +1,7 @@
 """OpenAI's API on this machine in front of an attested server: text goes there, and nowhere else, as it is.
 
 What leaves goes through an attested channel, which sends nothing to a key that its policy does not allow. Only listed
-paths are handed on. With `quiet` bodies are padded, and answers come whole or in slots of one size.
+paths are forwarded. With `quiet`, bodies are padded, and answers come whole or in slots of one size.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from milkglass.server.http.routing import GONE, disconnect, unless_gone
 from milkglass.server.settings import Limits
 
 
-class PlainProxy:
-    """The application.
+class AttestedProxy:
+    """OpenAI's API in front of an attested server.
 
     Attributes:
         channel: to the attested server.
         token: what applications give as their API key. None: anything.
-        server_token: what the server asks for, in place of the application's key; "" for none.
-        quiet: how answers come.
-        attested: what the header of the server's answers says.
+        server_token: the bearer token for the server, in place of the application's key; "" for none.
+        quiet: how the sizes and times of answers are hidden. None: they are not.
+        attestation_state: the value of STATE_HEADER in the server's answers.
+        limits: of connections and requests.
 
     Raises:
-        UsageError: the server's token cannot be part of a header, or quiet answers are asked of a server that is not
-            ours, and knows nothing of them.
+        UsageError: the server's token cannot be part of a header, or quiet answers are wanted from a server that is
+            not Milkglass's, which does not know them.
     """
 
     def __init__(
         self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
-        attested: str, limits: Limits,
+        attestation_state: str, limits: Limits,
     ) -> None:  # fmt: skip
         if quiet is not None and channel.policy.evidence != "milkglass":
             raise UsageError(
@@ -51,20 +52,20 @@ class PlainProxy:
             )  # fmt: skip
         require_token(server_token)
         self.channel, self.token, self.server_token = channel, token, server_token
-        self.quiet, self.attested, self.limits = quiet, attested, limits
+        self.quiet, self.attestation_state, self.limits = quiet, attestation_state, limits
 
     def app(self) -> Any:
         """Returns the application behind its guard."""
 
         @asynccontextmanager
-        async def running(_: Starlette) -> AsyncIterator[None]:
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
             yield
             await self.channel.close()
 
         routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
-        app = passthrough.web_app(routes, running)
+        app = passthrough.web_app(routes, lifespan)
         app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
-        app.add_middleware(passthrough.Stating, headers=stated(self.attested))
+        app.add_middleware(passthrough.Stating, headers=stated(self.attestation_state))
         return app
 
     async def forward(self, request: Request) -> Response:
@@ -79,9 +80,9 @@ class PlainProxy:
         if self.quiet is not None:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
-        sending = self.channel.send(request.method, request.url.path, headers, body)
-        if (answer := await unless_gone(sending, disconnect(request))) is None:
+        request_sent = self.channel.send(request.method, request.url.path, headers, body)
+        if (answer := await unless_gone(request_sent, disconnect(request))) is None:
             return GONE
-        answered = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
-        answered[STATE_HEADER] = self.attested
-        return passthrough.HandedOn(answer, answered)
+        answer_headers = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
+        answer_headers[STATE_HEADER] = self.attestation_state
+        return passthrough.HandedOn(answer, answer_headers)

@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER
+from milkglass.proxy.attested import AttestedProxy
 from milkglass.proxy.guard import stated
-from milkglass.proxy.plain import PlainProxy
 from milkglass.server.settings import Limits
 from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
@@ -258,7 +258,7 @@ def test_every_request_of_a_quiet_proxy_is_padded(quiet: Any) -> None:
 
     async def work() -> None:
         channel: Any = Channel()
-        app = PlainProxy(channel, None, None, quiet, "by policy", Limits()).app()
+        app = AttestedProxy(channel, None, None, quiet, "by policy", Limits()).app()
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as one:
             await one.get("/v1/models")
             for size in (0, 1, PAD_BYTES, PAD_BYTES + 1):
@@ -279,7 +279,7 @@ def test_an_answer_of_the_server_keeps_its_header_also_where_it_is_an_error() ->
 
     async def work() -> None:
         channel: Any = Channel()
-        app = PlainProxy(channel, "the-token", None, None, "by policy", Limits()).app()
+        app = AttestedProxy(channel, "the-token", None, None, "by policy", Limits()).app()
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as one:
             for token, status, state in (("the-token", 404, "by policy"), ("wrong", 401, OWN_ANSWER)):
                 answer = await one.get("/v1/models", headers={"Authorization": f"Bearer {token}"})
