@@ -1,6 +1,6 @@
-"""The web application with OpenAI's addresses, on this machine. Only `Backend` reaches the engine.
+"""The web application with OpenAI's addresses, on this machine.
 
-guard.py decides who may use it.
+guard.py decides who may use it. Ids leave by engines/upstream.py, which `Reply` and `Backend` call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
-It makes every request to the engine, and refuses what cannot be requested before anything is sent. With several keys,
+It makes every request to the engine, and refuses what cannot be requested before anything is sent. `Reply` sends those
+for answers. With several keys,
 each model is used with the key that scrambled it. The engine does not decide which key that is: it could name an old
 key, which it has read. A key records, sealed, under which names its models were uploaded, or whoever starts the proxy
 says it.

@@ -5,7 +5,7 @@
         base_url=milkglass.NOWHERE, api_key="any",
     )
 
-Whatever address such a client is given, nothing of an HTTP request leaves but what proxy/app.py sends to the engine.
+Whatever address such a client is given, nothing of an HTTP request leaves but the ids that engines/upstream.py sends to the engine.
 OpenAI's calls over WebSockets (`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`, in plain
 text. At NOWHERE no one listens.
 """

@@ -121,7 +121,7 @@ class Scheme(abc.ABC):
         """Returns how the rows of a table are mixed.
 
         Args:
-            order: (n,) rows in the order of their scrambled ids.
+            order: (n,) rows in the order in which clusters are begun, which the key draws.
             draws: gives a stream of the key for each label.
             slots: number the rows of the result; without aliases there is one for each token.
             groups: the clusters that the key keeps. None: they are computed.

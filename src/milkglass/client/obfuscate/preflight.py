@@ -96,8 +96,8 @@ def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     others_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
     untied = scheme.needs_whole_layers and not architecture.heads
-    unchanged_bytes = others_bytes + tables * scheme.copies * (2 if untied else 1)
-    return unchanged_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
+    bytes_at_base_width = others_bytes + tables * scheme.copies * (2 if untied else 1)
+    return bytes_at_base_width * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 
 def most_bytes(base: Checkpoint, scheme: Scheme) -> int:
