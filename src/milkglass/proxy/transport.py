@@ -5,9 +5,9 @@
         base_url=milkglass.NOWHERE, api_key="any",
     )
 
-Whatever address such a client is given, nothing of an HTTP request leaves but the ids that engines/upstream.py sends to the engine.
-OpenAI's calls over WebSockets (`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`, in plain
-text. At NOWHERE no one listens.
+Whatever address such a client is given, nothing of an HTTP request leaves but the ids that engines/upstream.py sends to
+the engine. OpenAI's calls over WebSockets (`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`,
+in plain text. At NOWHERE no one listens.
 """
 
 from __future__ import annotations

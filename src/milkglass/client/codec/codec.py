@@ -1,7 +1,8 @@
 """Encodes text to scrambled ids and decodes them.
 
-The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids, without a Python loop over tokens;
-with aliases or randomised responses an id is drawn for each token. Lengths are not hidden: a text of 40 tokens becomes 40 scrambled ids.
+The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids, without a Python loop over
+tokens; with aliases or randomised responses an id is drawn for each token. Lengths are not hidden: a text of 40 tokens
+becomes 40 scrambled ids.
 """
 
 from __future__ import annotations

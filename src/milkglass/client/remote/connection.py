@@ -1,4 +1,4 @@
-"""A connection to one server over HTTP. All that a session or a split client sends leaves this machine here.
+"""A connection to one server over HTTP. All that a session, or a client of two halves, sends leaves this machine here.
 
 This file decides who receives the token, which calls are tried again, and what an error answer becomes. It sends
 scrambled ids (remote.py) and frames (split/client.py), and reads neither. The server is not trusted: strict_json.py
