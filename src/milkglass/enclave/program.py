@@ -29,7 +29,7 @@ NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process ha
 
 
 def main(kind: str) -> None:
-    """Runs the enclave. `kind` is "process", or the name of what runs it and protects it, such as "gramine"."""
+    """Runs the enclave. `kind` is one of `KINDS` (attestation.py): only "process" protects itself here."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
     namespaces = os.environ.get(NAMESPACES_VARIABLE, "")
