@@ -181,7 +181,7 @@ def test_an_answer_that_is_spelled_otherwise_is_ended(model: Plain, stream: bool
     answer = asking.one("chat/completions", messages=QUESTION, max_tokens=1000, stream=stream)
     assert "spelled its answer otherwise than the tokenizer writes it" in answer.text
     assert "misspelt_answer" in answer.text and (stream or answer.status_code == 502)
-    assert asking.backend.memory.misspelt == 1
+    assert asking.backend.memory.misspelt_count == 1
     asking.said(messages=[*QUESTION, {"role": "assistant", "content": text[:60]}, *QUESTION])
     assert named(model, text[:60], asking.prompt()) == []  # what was shown of it keeps its ids as well
 
@@ -211,7 +211,7 @@ def test_a_call_that_escapes_plain_letters_is_ended(model: Plain, kind: str, str
     more = {"tools": TOOLS, "stream": stream, "temperature": temperature, "max_tokens": 3000}
     answer = asking.one("chat/completions", messages=QUESTION, **more)
     assert "misspelt_answer" in answer.text and "arguments" not in answer.text
-    assert asking.backend.memory.misspelt == 1
+    assert asking.backend.memory.misspelt_count == 1
 
 
 def test_escapes_that_programs_write_are_none(model: Plain) -> None:
@@ -232,7 +232,7 @@ def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[
     asking, most = Chosen(model, *answers), spelling.most_places(sum(map(len, answers)))
     answers = [asking.one(path, max_tokens=60, **more).text for _ in words]
     shown = sum("misspelt_answer" not in one for one in answers)
-    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
+    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt_count == len(words) - shown
     assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
 
 
@@ -271,7 +271,7 @@ def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     assert other_places(model.codec, model.own("naïve 日本語 👩\u200d👩 x=1;\n\n\tdone ")) == set()
     asking = Chosen(model, model.spelled(" ".join(WORDS[:ALLOWED_PLACES])))
     assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:ALLOWED_PLACES])
-    assert asking.backend.memory.misspelt == 0
+    assert asking.backend.memory.misspelt_count == 0
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)

@@ -195,7 +195,7 @@ class MonitorView:
             "key": self._key_figures(),
             "attack": self._attack_figures(reading, [text for _, texts in counted_exchanges for text in texts]),
             "count": log.count,
-            "misspelt": self.backend.memory.misspelt,
+            "misspelt": self.backend.memory.misspelt_count,
             "kept": [exchange.number for exchange in exchanges],
         }
         rendered = await self._render([pair for pair in counted_exchanges if pair[0].number in changed], reading)

@@ -17,25 +17,32 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from milkglass.attest.passthrough import Stating
+from milkglass.attest.passthrough import HeaderMiddleware
 from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backends
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
-from milkglass.proxy.guard import LocalGuard, stated
+from milkglass.proxy.guard import LocalGuard, attestation_header
 from milkglass.proxy.responses import ResponseExchange
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
+from milkglass.server.http.routing import (
+    CLIENT_GONE,
+    EventStream,
+    StrictRoute,
+    result_unless_gone,
+    sse_event,
+    wait_for_disconnect,
+)
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-IN_THREAD_BYTES = 64 << 10  # a request with a body of more bytes is encoded in a thread
+MAX_BYTES_IN_LOOP = 64 << 10  # requests with longer bodies are encoded in a thread, not in the event loop
 
 
 class ApiExchange(Protocol):
-    """A request that was checked and encoded. The engine is asked when one of the methods is called."""
+    """A checked and encoded request. The engine is asked when one of the methods is called."""
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer."""
@@ -46,9 +53,9 @@ class ApiExchange(Protocol):
 
 @dataclass(frozen=True)
 class PageRoutes:
-    """A page beside OpenAI's addresses, whose token is accepted in place of the API key.
+    """The routes of a page beside OpenAI's addresses, whose token is accepted in place of the API key.
 
-    Of its addresses, "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
+    Its addresses "/" and guard.OPENING_PATH need no key, and must show nothing private to anyone without a code.
     """
 
     router: APIRouter
@@ -66,7 +73,7 @@ def create_app(
         token: the API key. None: any is accepted, from this machine only.
         page: a page beside OpenAI's addresses.
         limits: of connections and requests.
-        attested: what the header of answers by an attested server says. None: there is no such header.
+        attested: what STATE_HEADER says of answers by an attested server. None: there is no such header.
     """
 
     @asynccontextmanager
@@ -83,7 +90,7 @@ def create_app(
     page_token = None if page is None else page.token
     app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
     if attested is not None:
-        app.add_middleware(Stating, headers=stated(attested, ("/v1/models",)))
+        app.add_middleware(HeaderMiddleware, headers=attestation_header(attested, ("/v1/models",)))
     return app
 
 
@@ -104,21 +111,21 @@ async def _respond(
     """Answers a request.
 
     Args:
-        request: the request.
-        encode: checks and encodes the request, in a thread if a long prompt would delay other answers.
+        request: the request, whose body was read.
+        encode: checks and encodes the request; called in a thread if a long body would delay other answers.
         stream: whether the answer is streamed.
         done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
     """
-    is_long = len(await request.body()) > IN_THREAD_BYTES
+    is_long = len(await request.body()) > MAX_BYTES_IN_LOOP
     exchange = await asyncio.to_thread(encode) if is_long else encode()
     if stream:
         return EventStream(_stream(exchange, done_event), lambda: None)
-    document = await unless_gone(exchange.response(), disconnect(request))
-    return GONE if document is None else JSONResponse(document)
+    document = await result_unless_gone(exchange.response(), wait_for_disconnect(request))
+    return CLIENT_GONE if document is None else JSONResponse(document)
 
 
 async def _stream(exchange: ApiExchange, done_event: bool) -> AsyncGenerator[str, None]:
-    """Yields the events of an answer as text. An error is an event with `error`, which official clients raise."""
+    """Yields the events of an answer as text. An error becomes an event with `error`, which official clients raise."""
     sequence_number = 0
     try:
         async with aclosing(exchange.events()) as events:  # type: ignore[type-var]
@@ -183,5 +190,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    document = await unless_gone(embed(_backends(request).of(body.model), body), disconnect(request))
-    return GONE if document is None else JSONResponse(document)
+    document = await result_unless_gone(embed(_backends(request).of(body.model), body), wait_for_disconnect(request))
+    return CLIENT_GONE if document is None else JSONResponse(document)

@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, Quiet
+from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, QuietMode
 from milkglass.client.remote.connection import require_token
 from milkglass.errors import UsageError
-from milkglass.proxy.guard import LocalGuard, stated
-from milkglass.server.http.routing import GONE, disconnect, unless_gone
+from milkglass.proxy.guard import LocalGuard, attestation_header
+from milkglass.server.http.routing import CLIENT_GONE, result_unless_gone, wait_for_disconnect
 from milkglass.server.settings import Limits
 
 
@@ -41,7 +41,7 @@ class PlainProxy:
     """
 
     def __init__(
-        self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
+        self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: QuietMode | None,
         attested: str, limits: Limits,
     ) -> None:  # fmt: skip
         if quiet is not None and channel.policy.evidence != "milkglass":
@@ -64,7 +64,7 @@ class PlainProxy:
         routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
         app = passthrough.web_app(routes, running)
         app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
-        app.add_middleware(passthrough.Stating, headers=stated(self.attested))
+        app.add_middleware(passthrough.HeaderMiddleware, headers=attestation_header(self.attested))
         return app
 
     async def forward(self, request: Request) -> Response:
@@ -72,7 +72,7 @@ class PlainProxy:
         body = await request.body()
         if len(body) > passthrough.MAX_BODY:
             raise UsageError(f"the body has more than {passthrough.MAX_BODY:,} bytes", "send less at a time")
-        headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
+        headers = passthrough.select_headers(request.headers.raw, FORWARDED_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
@@ -80,8 +80,8 @@ class PlainProxy:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         sending = self.channel.send(request.method, request.url.path, headers, body)
-        if (answer := await unless_gone(sending, disconnect(request))) is None:
-            return GONE
-        answered = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
+        if (answer := await result_unless_gone(sending, wait_for_disconnect(request))) is None:
+            return CLIENT_GONE
+        answered = passthrough.select_headers(answer.headers.raw, ANSWERED_HEADERS)
         answered[STATE_HEADER] = self.attested
-        return passthrough.HandedOn(answer, answered)
+        return passthrough.ForwardedResponse(answer, answered)

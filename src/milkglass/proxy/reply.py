@@ -99,7 +99,7 @@ class Reply:
                     calls += [call.id for call in piece.calls]
                     yield piece
         except MisspeltAnswer:
-            self.memory.misspelt += 1
+            self.memory.misspelt_count += 1
             raise
         finally:
             with suppress(CodecError):
@@ -109,7 +109,7 @@ class Reply:
 
     async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
         question = self.question
-        decoder = self.codec.stream(question.format.special if question.format else ())
+        decoder = self.codec.stream(question.format.special_tokens if question.format else ())
         stops = StopStrings(question.stops)
         sections = Sections(question.format, question.tools, question.may_reason, question.kind)
         names, pending = TokenNames(self.codec), list[Logprobs]()
@@ -118,13 +118,13 @@ class Reply:
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 text = stops.push(self._text(decoder, chunk))
-                if chunk.finish and not stops.stopped:
+                if chunk.finish and not stops.is_stopped:
                     text += stops.push(decoder.flush())
-                    text += "" if stops.stopped else stops.flush()
+                    text += "" if stops.is_stopped else stops.flush()
                 pending += map(names.at_place, chunk.logprobs)
                 for piece in self._read(sections.push(text), pending):
                     yield piece
-                if stops.stopped:
+                if stops.is_stopped:
                     break
                 self.finish = chunk.finish or self.finish
         self._spelling.flush()

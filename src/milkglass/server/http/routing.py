@@ -29,11 +29,11 @@ PathName = Annotated[str, Path(pattern=PLAIN_NAME, min_length=1, max_length=128)
 
 MAX_FIELDS = 64
 T = TypeVar("T")
-GONE = Response(status_code=499)  # no one reads it
+CLIENT_GONE = Response(status_code=499)  # the answer to a client that has left
 
 
-def few_fields(value: Any) -> Any:
-    """Refuses an object with very many fields, before each unknown field becomes an error."""
+def limit_fields(value: Any) -> Any:
+    """Returns the value. Refuses an object with very many fields, before each unknown field becomes an error."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", f"has more than {MAX_FIELDS} fields")
     return value
@@ -47,7 +47,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return few_fields(value)
+        return limit_fields(value)
 
 
 class _StrictRequest(Request):
@@ -69,7 +69,7 @@ class StrictRoute(APIRoute):
             try:
                 return await inner(_StrictRequest(request.scope, request.receive))
             except ClientDisconnect:
-                return GONE
+                return CLIENT_GONE
 
         return handle
 
@@ -95,7 +95,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
+            await result_unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
         finally:
             try:
                 await self._events.aclose()
@@ -103,9 +103,9 @@ class EventStream(StreamingResponse):
                 self._on_close()
 
 
-async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
-    """Awaits `work` and returns its result; if `gone` ends first, cancels `work` and returns None."""
-    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
+async def result_unless_gone(work: Awaitable[T], departure: Awaitable[Any]) -> T | None:
+    """Awaits `work` and returns its result; if `departure` ends first, cancels `work` and returns None."""
+    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(departure))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -115,7 +115,7 @@ async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
         await asyncio.gather(*tasks, return_exceptions=True)  # they end before what they use is given back
 
 
-async def disconnect(request: Request) -> None:
-    """Returns when the client has left. To be called once the whole body was read."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Waits until the client has left. To be called once the whole body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
