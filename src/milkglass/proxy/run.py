@@ -79,10 +79,8 @@ def run(
             ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
         ]
-        served_key_by_path = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
-        served_key_by_model = {
-            name: served_key_by_path[unlocked.path] for name, unlocked in (key_of_model or {}).items()
-        }
+        key_by_path = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
+        key_by_model = {name: key_by_path[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
         try:
             backends, warnings = await connect_backends(upstream, served, requested, key_by_model)
         except BaseException:

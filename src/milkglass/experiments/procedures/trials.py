@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from milkglass import files
-from milkglass.client.alone import LinearModel, pooled
+from milkglass.client.alone import LinearModel, pool_probabilities
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
@@ -308,10 +308,10 @@ def with_own_model(
 
     The measures are named "MEASURE with own model". None for scores.
     """
-    if own_model is None or own_model.regression:
+    if own_model is None or own_model.is_regression:
         return None
     held_out = problem.held_out
     log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, problem.classes)
-    guess = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
+    guess = pool_probabilities(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = quality_figures(guess, held_out.labels, problem.metrics, 0, seed)
     return {f"{name}{BESIDE}{mark}": figures[name + mark] for name in problem.metrics for mark in ("", SPREAD)}, guess

@@ -45,7 +45,7 @@ class JsonSpan:
     _in_string: bool = False
 
     def end(self, text: str) -> int | None:
-        """Returns where the value ends in the text, which only grows between calls; None before that, and if it is not JSON."""
+        """Returns where the value ends in the growing text; None if it does not end yet, or is not JSON."""
         while not self.is_broken:
             pattern = INSIDE_STRING if self.allows_line_feeds else INSIDE_ONE_LINE_STRING
             match = (pattern if self._in_string else OUTSIDE_STRING).search(text, self.position)
