@@ -195,7 +195,9 @@ class _Sized:
         for start in range(0, len(examples), ROWS_AT_A_TIME):
             part = examples[start : start + ROWS_AT_A_TIME]
             with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
-                encoded = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
+                encoded = codec.encode_truncated(
+                    [one.messages for one in part], max_length, [one.tools for one in part]
+                )
             for source, ids in zip(encoded.sources, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
             long |= {start + place for place in encoded.long}

@@ -171,7 +171,7 @@ class Backend:
         is_known = self.codec.is_token
         if not ids or min(ids) < 0 or max(ids) >= len(is_known) or not is_known[list(ids)].all():
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
-        return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
+        return self.codec.scramble(np.asarray(ids, np.int64)).tolist()
 
     def _question(
         self,

@@ -173,7 +173,7 @@ class Reply:
     def _read(self, parts: Iterable[Part], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
         for part in parts:
             calls = part.calls
-            self._spelling.escaped(part.escape_count)
+            self._spelling.add_escapes(part.escape_count)
             if calls and self.question.single:
                 calls = [] if self._called else calls[:1]
             self._called = self._called or bool(part.calls)

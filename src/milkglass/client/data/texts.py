@@ -88,7 +88,7 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
 
 def _send(codec: Codec, original: Sequences) -> Sequences:
     """Returns ids as they would be sent: one of several is drawn as the codec draws it."""
-    return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
+    return Sequences(codec.scramble(original.ids).astype(np.int64), original.lengths)
 
 
 def unmarked_texts(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
