@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from milkglass.rows.data_file import Source
 
-TEXTS_A_REQUEST = 64
+TEXTS_PER_REQUEST = 64
 UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
 MIN_TRAINED_LENGTH = 8  # tokens; a server that says that rows were cut to fewer is not believed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
@@ -141,8 +141,8 @@ class Session(AbstractContextManager["Session"]):
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
         cut_numbers = {*encoded.long}
-        for start in range(0, len(texts), TEXTS_A_REQUEST):
-            batch = slice(start, start + TEXTS_A_REQUEST)
+        for start in range(0, len(texts), TEXTS_PER_REQUEST):
+            batch = slice(start, start + TEXTS_PER_REQUEST)
             token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
             for prediction in self.remote.classify(model, encoded.ids[batch], token_type_ids):
                 fits = sorted(label_names) == list(range(len(prediction.probabilities)))
@@ -228,12 +228,12 @@ class Session(AbstractContextManager["Session"]):
         Raises:
             CodecError: the text is empty or too long, or the model has no template.
         """
-        templated = self.codec.has_chat_template if chat is None else chat
-        if system is not None and not templated:
+        uses_template = self.codec.has_chat_template if chat is None else chat
+        if system is not None and not uses_template:
             raise UsageError("a system message needs the chat template", "leave --raw out")
         if not text.strip():
             raise EmptyText("the prompt is empty", "give a text, or pipe one in")
-        if not templated:
+        if not uses_template:
             return self.codec.encode([text]).ids[0]
         return self.codec.encode_chat([*_system_messages(system), {"role": "user", "content": text}])
 
@@ -345,7 +345,7 @@ class Session(AbstractContextManager["Session"]):
             paths, train_counts = request.write(
                 self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice
             )
-            self._notice(request.announced(train_counts.rows))
+            self._notice(request.announcement(train_counts.row_count))
             self.unlocked = self.unlocked.remember(request.labels)
             train, *validation_files = (self.remote.upload(path, stage) for path in paths)
         job = self.remote.create_job(

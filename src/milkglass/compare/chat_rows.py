@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.training_request import steps_of
+from milkglass.client.training_request import step_count
 from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
@@ -162,7 +162,7 @@ class ChatRows(ComparisonRows):
 
     def about(self, training: Hyperparameters) -> tuple[str, ...]:
         """Returns what to know of the rows, and of how they are trained with and asked about."""
-        max_length, steps = training.max_length, steps_of(len(self.chats), training)
+        max_length, steps = training.max_length, step_count(len(self.chats), training)
         words = [
             f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
             f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",

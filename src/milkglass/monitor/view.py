@@ -256,7 +256,7 @@ class MonitorView:
         return {
             "texts": record.texts,
             "tokens": record.tokens,
-            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed()],
+            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed_thresholds()],
             "audit": None if last_audit is None else {**last_audit, "verdict": _verdict_label(last_audit)},
         }
 

@@ -21,7 +21,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
-from milkglass.client.training_request import held_out_rows
+from milkglass.client.training_request import held_out_mask
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
@@ -195,7 +195,7 @@ def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts
     """Returns the rows without those that `finetune` would hold out."""
     if task is None:
         return None
-    rows = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
+    rows = np.flatnonzero(~held_out_mask(root, digest, len(task.labels)))
     return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
 
 

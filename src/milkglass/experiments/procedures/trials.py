@@ -24,7 +24,7 @@ from scipy.special import log_softmax
 from milkglass import files
 from milkglass.client.alone import LinearModel, pool_probabilities
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out
+from milkglass.client.training_request import HELD_OUT_SHARE, MIN_HELD_OUT, held_out_count
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
@@ -194,10 +194,10 @@ def _tune(
     job.mkdir(exist_ok=True)
     splits = {"train": problem.train}
     if training.early_stopping:
-        if not (count := held_out(len(problem.train.texts))):
+        if not (count := held_out_count(len(problem.train.texts))):
             raise UsageError(
                 f"{len(problem.train.texts)} rows are too few to stop early by",
-                f"give {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f}",
+                f"give {MIN_HELD_OUT / HELD_OUT_SHARE:.0f}",
             )
         splits = {"train": problem.train.part(slice(count, None)), "validation": problem.train.part(slice(0, count))}
     for split, rows in splits.items():
