@@ -24,8 +24,8 @@ from milkglass.client.remote.connection import (
     MAX_ERROR,
     NEVER_SENT,
     client_options,
+    remove_user_agent,
     require_plain,
-    say_no_agent,
 )
 from milkglass.client.remote.strict_json import HINT, document
 from milkglass.engines.concurrency import CallLimit
@@ -178,7 +178,7 @@ class Upstream:
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
         )
-        say_no_agent(self._client.headers)
+        remove_user_agent(self._client.headers)
         # An engine must not tell one conversation from another by what it had us remember
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 

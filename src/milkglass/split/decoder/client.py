@@ -86,7 +86,7 @@ class DecoderServer:
             chunks, size = [], 0
             with connection.stream("POST", RELEASE_PATH, body) as stream:
                 for chunk in stream.answer.iter_raw():
-                    stream.watch.extend(stream.silence)
+                    stream.deadline.extend(stream.silence)
                     chunks.append(chunk)
                     size += len(chunk)
                     if size > MAX_PACKAGE_BYTES:
