@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import InvalidUpdate, TooFewSites, UsageError
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -45,10 +45,10 @@ class Update:
 def check(update: Update, weights: Tensors) -> None:
     """Raises PoisonedUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
-        raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
+        raise InvalidUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
     if fault := misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
-        raise PoisonedUpdate(f"site {update.site} sent {fault}", hint)
+        raise InvalidUpdate(f"site {update.site} sent {fault}", hint)
 
 
 def misfit(tensors: Tensors, like: Tensors) -> str | None:
@@ -96,7 +96,7 @@ def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torc
     stepped = {name: tensor - lr * change[name] for name, tensor in weights.items()}
     for name, tensor in stepped.items():
         if not torch.isfinite(tensor).all():
-            raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
+            raise InvalidUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
     return stepped
 
 
