@@ -20,7 +20,7 @@ from milkglass.progress import Progress
 from milkglass.unique_keys import unique_keys
 
 if TYPE_CHECKING:
-    from milkglass.enclave.inside import Inside
+    from milkglass.enclave.inside import EnclaveHandler
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT, MAX_BYTES = 64 << 20, 8 << 30
@@ -34,15 +34,15 @@ def main(kind: str) -> None:
     if not namespaces and kind == "process":
         namespaces = enter_own_namespaces()  # before there is a second thread
     from milkglass.enclave import attestation
-    from milkglass.enclave.inside import Inside
+    from milkglass.enclave.inside import EnclaveHandler
 
-    program = Inside(kind, attestation.measurement_of(kind), partial(_report_to_host, writing))
+    program = EnclaveHandler(kind, attestation.measurement_of(kind), partial(_report_to_host, writing))
     protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]
     write_message(writing, {"kind": kind, "measurement": program.measurement, "holds": protections})
     serve(program, reading, writing)
 
 
-def serve(program: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
+def serve(program: EnclaveHandler, reading: IO[bytes], writing: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(reading)) is not None:
         try:

@@ -43,7 +43,7 @@ class Update:
 
 
 def check(update: Update, weights: Tensors) -> None:
-    """Raises PoisonedUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
+    """Raises InvalidUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
         raise InvalidUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
     if fault := misfit(update.tensors, weights):
@@ -75,7 +75,7 @@ def misfit(tensors: Tensors, like: Tensors) -> str | None:
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
     """Returns the mean of all updates by their texts, after checking each. The order of the updates does not matter.
 
-    Raises PoisonedUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
+    Raises InvalidUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
     """
     ordered = sorted(updates, key=lambda update: update.site)
     if len({update.site for update in ordered}) < len(ordered):
@@ -92,7 +92,7 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
 
 
 def step_weights(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
-    """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
+    """Returns the weights after the round. Raises InvalidUpdate if finite updates overflow when added."""
     stepped = {name: tensor - lr * change[name] for name, tensor in weights.items()}
     for name, tensor in stepped.items():
         if not torch.isfinite(tensor).all():

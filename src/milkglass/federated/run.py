@@ -81,7 +81,8 @@ def train(
 
     An update is recorded once all updates of its round were checked.
 
-    After InvalidUpdate, TooFewSites or NotObfuscated, earlier rounds remain, and another call goes on with this round.
+    Raises:
+        InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):

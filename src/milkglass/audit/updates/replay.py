@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.federated.checks import searching
+from milkglass.federated.checks import parse_search
 from milkglass.federated.prepare import GHOST, original_ids
 from milkglass.federated.rounds import Tensors, Update, mean, step_weights
 from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
@@ -76,7 +76,7 @@ class SiteTexts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
         self.searched, self.selection = Search(), ""
         if stamp is not None and self.ghost:
-            self.searched, self.selection = searching(stamp.search), str(stamp.selection.get("way"))
+            self.searched, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
         self.secret = secret_of(folder)
 
     def behind(self, seen: Gradients) -> Ids:
