@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
-from milkglass.server.http.errors import REASONS, Refused
+from milkglass.server.http.errors import REASONS, RefusedRequest
 from milkglass.server.http.routing import result_unless_gone
 from milkglass.server.settings import error_for_caller
 
@@ -61,7 +61,7 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
         return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status, headers)
 
     async def on_http(request: Request, error: Any) -> Response:
-        if isinstance(error, Refused):
+        if isinstance(error, RefusedRequest):
             return await on_known(request, error.error)
         message = f"{REASONS.get(error.status_code, 'the request was refused')}. {ADDRESSES}"
         return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)

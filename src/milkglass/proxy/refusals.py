@@ -34,7 +34,7 @@ def install(app: FastAPI) -> None:
         return respond(gateway(error))
 
     async def on_http(request: Request, error: Any) -> JSONResponse:
-        if isinstance(error, errors.Refused):
+        if isinstance(error, errors.RefusedRequest):
             return respond(gateway(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")

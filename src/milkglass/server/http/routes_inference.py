@@ -65,7 +65,7 @@ class PromptRun:
     sequences: list[Sequence] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
 
-    def prepare(self, ends: frozenset[int]) -> None:
+    def prepare(self, end_ids: frozenset[int]) -> None:
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
         self._running = len(self.prompts)
 
@@ -79,7 +79,7 @@ class PromptRun:
         self.answers = [[] for _ in self.prompts]
         self.logprobs: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
         for index, prompt in enumerate(self.prompts):
-            sampling = self.body.sampling(ends, index)
+            sampling = self.body.sampling(end_ids, index)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, index), put))
 
     def _on_arrival(self, arrival: _Token | MilkglassError) -> None:
@@ -143,7 +143,7 @@ async def completions(body: Completion, request: Request, shared: SharedContext)
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
-    require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
+    require_rows(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
     require_biases(body.logit_bias, model)
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it

@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from milkglass.errors import UsageError
-from milkglass.server.http.errors import Refused
+from milkglass.server.http.errors import RefusedRequest
 
 PLAIN_NAME = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
 
@@ -56,7 +56,7 @@ class _StrictRequest(Request):
             return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError:
             hint = "no NaN or Infinity, 200 levels of nesting at most, UTF-8"
-            raise Refused(UsageError("the body is not valid JSON", hint)) from None
+            raise RefusedRequest(UsageError("the body is not valid JSON", hint)) from None
 
 
 class StrictRoute(APIRoute):

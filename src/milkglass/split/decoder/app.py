@@ -42,7 +42,7 @@ SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still get
 POLICY, INTERNAL = 1008, 1011  # WebSocket's close codes
 
 
-def largest_message(info: DecoderInfo) -> int:
+def max_message_bytes(info: DecoderInfo) -> int:
     """Returns the bytes of the longest message that a client may send."""
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
@@ -163,4 +163,4 @@ def serve(table: SessionTable, gate: Gate, home: Path, port: int, bearer_token: 
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
     settings = ServerSettings(home, port=port, token=bearer_token)
     app = create_app(table, gate, bearer_token)
-    run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))
+    run(app, settings, "milkglass split serve", max_message_bytes=max_message_bytes(table.info))
