@@ -163,7 +163,7 @@ class Bench:
         """The embedding layer in the clear, in this process."""
         began = time.perf_counter()
         sanitizer = Watch(self.sanitizer.sanitize)
-        ids = self._tokens().replaced(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
+        ids = self._tokens().replace_private(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
         vectors, rows = self.table[ids], Watch(lambda one: self.table[[one]])
         before = time.perf_counter() - began
         stream = SplitStream(self.server, self.info, self.sampling, self.info.dtype)

@@ -139,7 +139,7 @@ def _render_kept(
     add_generation_prompt: bool,
     options: Mapping[str, Any],
 ) -> RenderedChat:
-    """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
+    """Renders a conversation with its kept answers. Raises RewrittenText if the template changes one."""
     marked, marked_tools = (
         _mark_special(tokenizer, visible, marks, kept_ids.pattern),
         _mark_special(tokenizer, tools, marks),
@@ -149,7 +149,7 @@ def _render_kept(
 
 
 def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:
-    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
+    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises RewrittenText."""
     all_pieces, ids = list[TextPiece](), list[int]()
     for part in kept_ids.split(text):
         if isinstance(part, str):

@@ -54,7 +54,7 @@ class KeptIds:
         return self._mark_repeated(text, self.decode(ids), ids)
 
     def split(self, text: str) -> Iterator[str | KeptText]:
-        """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
+        """Yields the parts of a marked text in order. Raises RewrittenText if a kept text was changed."""
         last = 0
         for match in self.pattern.finditer(text):
             if match[2] != self.kept_by_mark[match[1]].text:

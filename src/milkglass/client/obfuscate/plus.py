@@ -126,8 +126,11 @@ def turn_tensors(
             replaced[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
         replaced[name] = LazyTensor(
-            base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), holder
-        )  # type: ignore[misc]
+            base,
+            name,
+            lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]),  # type: ignore[misc]
+            holder,
+        )
     for name in (*residual.writers, *residual.biases):
         replaced[name] = LazyTensor(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
     for name in residual.norms:

@@ -186,7 +186,7 @@ def _revealing_index_entries(index: Mapping[str, Any]) -> Iterator[str]:
 REVEALING_ENTRIES = {
     DELTA_CONFIG: _revealing_delta_entries,
     INDEX: _revealing_index_entries,
-}  # of each other file: _config_telling
+}  # of each other file: _revealing_config_entries
 
 
 def _is_numbered(name: str, labels: Any) -> bool:

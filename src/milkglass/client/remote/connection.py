@@ -217,8 +217,8 @@ class RetryPolicy:
 class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
-    `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
-    takes at MIN_BYTES_PER_SECOND bytes a second.
+    `timeout` is in seconds of silence. A whole exchange may take ANSWER_SECONDS more, and a request's body as long as
+    it takes at MIN_BYTES_PER_SECOND bytes a second.
     """
 
     def __init__(

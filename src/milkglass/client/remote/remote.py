@@ -250,7 +250,7 @@ class Remote(AbstractContextManager["Remote"]):
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_QUIET seconds.
+        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_SILENCE_SECONDS.
         """
         last: str | None = None
         message_count = 0

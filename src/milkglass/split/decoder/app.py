@@ -146,7 +146,7 @@ class StreamConnection:
         try:
             message = await asyncio.wait_for(self._socket.receive(), self._idle)
         except TimeoutError:
-            raise TooSlow(f"no message came for {self._idle:.0f} s", "begin again") from None
+            raise TooSlow(f"no message came for {self._idle:.0f} s", "begin anew") from None
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
         return message
