@@ -88,7 +88,7 @@ def test_vllm_draws_by_the_seed(engine: Running) -> None:
 
 def test_what_vllm_refuses_is_said(engine: Running) -> None:
     with pytest.raises(Unauthorized, match="401"):
-        engine.ids(PROMPT, SplitSampling(max_tokens=4), token="another")
+        engine.ids(PROMPT, SplitSampling(max_tokens=4), bearer_token="another")
     with pytest.raises(RemoteError, match="'other'"):
         engine.ids(PROMPT, SplitSampling(max_tokens=4), model="other")
     body = {"model": NAME, "prompt_embeds": pack_vectors(torch.zeros(3, 8), 8), "max_tokens": 2}
