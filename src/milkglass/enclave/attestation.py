@@ -39,7 +39,7 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 def measurement_of(kind: str) -> str:
     """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
     if kind == ATTESTED_KIND:
-        return str(intel.parsed(quote(kind, "", bytes(64))).report.mr_enclave.hex())
+        return str(intel.parse_quote(quote(kind, "", bytes(64))).report.mr_enclave.hex())
     hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
