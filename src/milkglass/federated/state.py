@@ -141,11 +141,7 @@ def require_run_or_new(folder: Path) -> None:
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
     foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
-    unfinished_prefixes = (
-        "weights-0.",
-        ".weights-0.",
-        f".{FILE}.",
-    )  # of files of a run that died before its first state
+    unfinished_prefixes = ("weights-0.", ".weights-0.", f".{FILE}.")  # of a run that died before its first state
     if any(not name.startswith(unfinished_prefixes) for name in foreign):
         raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 

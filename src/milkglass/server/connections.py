@@ -127,9 +127,7 @@ class ServerConnection(H11Protocol):
         self._since = self.loop.time()
         self._received = 0  # bytes, in all
         self._received_at_start = 0  # of these at the start of the window
-        self._unread_bytes: int | None = (
-            None  # bytes that waited to be read at the start of the window; None: no window
-        )
+        self._unread_bytes: int | None = None  # that waited to be read when the window began; None: no window
         self._unread_since = 0.0
         self._is_upgraded = False
 
